@@ -1,0 +1,1 @@
+//! Baton for hosts that are not Rust: libbaton.so and a static library

@@ -1,0 +1,1 @@
+//! What a Rust host links: choose, load and use a Baton engine

@@ -1,0 +1,1 @@
+//! baton-bench: two-process benchmarks of Baton and its peers

@@ -1,0 +1,1 @@
+//! libplugin_BATON.so: Baton as a NIXL backend

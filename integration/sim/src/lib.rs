@@ -1,0 +1,1 @@
+//! baton-sim: seeded runs of the protocol in the simulator

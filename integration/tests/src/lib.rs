@@ -1,0 +1,1 @@
+//! Cross-process tests of Baton

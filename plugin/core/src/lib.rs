@@ -1,0 +1,9 @@
+//! The Baton protocol as pure state machines.
+//!
+//! Nothing here knows a clock, a thread, a socket, the environment or raw memory: time is an argument, bytes come
+//! in and go out as slices, work for a fabric leaves as values. `plugin/PROTOCOL.md` is the specification.
+#![forbid(unsafe_code)]
+
+pub mod ids;
+
+pub use ids::*;

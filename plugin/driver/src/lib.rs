@@ -1,0 +1,1 @@
+//! The shell around the protocol: threads, clock, handshake listener and registration

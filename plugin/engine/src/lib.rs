@@ -1,0 +1,1 @@
+//! The engine as a dynamic plugin: libbaton_engine.so

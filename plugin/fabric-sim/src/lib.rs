@@ -1,0 +1,1 @@
+//! A seeded simulator fabric: memory, clock, faults and checkers

@@ -1,0 +1,1 @@
+//! A software NIC for hosts without one: same-host copies and TCP

@@ -1,0 +1,276 @@
+//! Plain data of the seam.
+
+/// An endpoint (queue pair) of one fabric. A slot is reused with another generation, so a stale id never names a stranger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId {
+    /// Index in the fabric's table.
+    pub slot: u32,
+    /// How often that slot was used before.
+    pub generation: u32,
+}
+
+/// What an endpoint is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointConfig {
+    /// Work requests outstanding at most.
+    pub sq_depth: u32,
+    /// RECVs posted and unconsumed at most.
+    pub rq_depth: u32,
+    /// This side sent HELLO: of the two endpoints of a connection exactly one is active (it dials, where a fabric dials).
+    pub active: bool,
+    /// The control endpoint of a session: low volume, never behind bulk data.
+    pub control: bool,
+}
+
+/// Kind of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Host memory.
+    Dram,
+    /// Memory of an accelerator.
+    Vram,
+}
+
+/// Memory to register.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// First byte.
+    pub addr: u64,
+    /// Length.
+    pub len_bytes: u64,
+    /// Kind.
+    pub kind: MemoryKind,
+    /// Device index.
+    pub device: u64,
+    /// Peers may read.
+    pub remote_read: bool,
+    /// Peers may write.
+    pub remote_write: bool,
+}
+
+/// Keys of a registration on one fabric: `local` for own work requests, `remote` for peers'. Verbs uses the low 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+pub struct Keys {
+    /// Names the region in [`Template::local_key`].
+    pub local: u64,
+    /// Names the region in a peer's [`Template::remote_key`]; unguessable.
+    pub remote: u64,
+}
+
+/// Operation of a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    /// Remote into local memory.
+    Read = 0,
+    /// Local into remote memory.
+    Write = 1,
+}
+
+/// One work request of a prepared transfer, keys baked in; immutable, shared by all posts of the request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// Local address.
+    pub local_addr: u64,
+    /// Remote address.
+    pub remote_addr: u64,
+    /// [`Keys::local`] of the local region.
+    pub local_key: u64,
+    /// [`Keys::remote`] of the remote region.
+    pub remote_key: u64,
+    /// Length, never 0.
+    pub len_bytes: u32,
+    /// Operation.
+    pub op: Op,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Template>() == 40);
+
+/// One more work request behind the templates of a batch: a record, a bare tail, a credit word or a control frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Extra<'a> {
+    /// What it is.
+    pub op: ExtraOp,
+    /// Its bytes; may be empty. Up to [`Caps::inline_bytes`] they are copied by `post`; longer ones are read from `staged` later.
+    pub bytes: &'a [u8],
+    /// The same bytes in registered memory that stays untouched until completion. Required when `bytes` is longer than the inline limit.
+    pub staged: Option<(u64, u64)>,
+    /// Target address (not for `Send`).
+    pub remote_addr: u64,
+    /// Target key (not for `Send`).
+    pub remote_key: u64,
+    /// Start only after all earlier READs of this endpoint have completed.
+    pub fenced: bool,
+}
+
+/// Operation of an [`Extra`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtraOp {
+    /// RDMA WRITE of `bytes`.
+    Write,
+    /// RDMA WRITE of `bytes` that also consumes a RECV of the target, which sees this immediate.
+    WriteImm(u32),
+    /// SEND of `bytes` into the target's next RECV slot.
+    Send,
+}
+
+/// A chain of work requests for one doorbell: `work` in order, then `extra`.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Plain READs or WRITEs.
+    pub work: &'a [Template],
+    /// The last of `work`, a WRITE, carries this immediate.
+    pub imm: Option<u32>,
+    /// One more work request.
+    pub extra: Option<Extra<'a>>,
+    /// Ledger sequence of the first work request; the others follow on.
+    pub first_seq: u64,
+    /// Request a completion for the last work request of this batch. (Errors complete in any case.)
+    pub signaled: bool,
+}
+
+impl Batch<'_> {
+    /// Work requests in the chain.
+    pub fn len(&self) -> usize {
+        self.work.len() + usize::from(self.extra.is_some())
+    }
+    /// Whether there is nothing to post.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A RECV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RecvSlot {
+    /// Where a SEND's bytes go.
+    pub addr: u64,
+    /// [`Keys::local`] of that memory.
+    pub local_key: u64,
+    /// Room in bytes; 0 for a RECV that only serves immediates.
+    pub len_bytes: u32,
+    /// Comes back in [`Completion::seq`].
+    pub id: u32,
+}
+
+/// Which queue a completion is from, and what arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionKind {
+    /// All work requests of the endpoint up to `seq` are done (or, with an error, this one failed).
+    Send,
+    /// An immediate arrived; its WRITE is placed and visible.
+    RecvImm(u32),
+    /// A SEND of `len_bytes` arrived in slot `seq`.
+    RecvSend,
+    /// A RECV was flushed.
+    RecvFlushed,
+}
+
+/// Outcome of a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WcStatus {
+    /// Done.
+    Success,
+    /// Not executed: the endpoint is in error.
+    Flushed,
+    /// A local key, bound or memory fault: the fault of this side's request.
+    LocalAccess,
+    /// The target refused key, bounds or permission.
+    RemoteAccess,
+    /// The target had no RECV posted.
+    RnrExceeded,
+    /// A SEND was longer than the RECV slot.
+    RemoteLength,
+    /// The peer does not answer, or its memory is gone.
+    PeerGone,
+}
+
+/// What [`crate::Fabric::poll`] hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose.
+    pub endpoint: EndpointId,
+    /// Which.
+    pub kind: CompletionKind,
+    /// Outcome.
+    pub status: WcStatus,
+    /// Send: ledger sequence. Receive: id of the RECV slot.
+    pub seq: u64,
+    /// Bytes received.
+    pub len_bytes: u32,
+}
+
+impl Completion {
+    /// A value to fill buffers with.
+    pub const EMPTY: Completion = Completion {
+        endpoint: EndpointId { slot: u32::MAX, generation: 0 },
+        kind: CompletionKind::Send,
+        status: WcStatus::Success,
+        seq: 0,
+        len_bytes: 0,
+    };
+}
+
+/// What a fabric can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Largest send queue.
+    pub max_sq_depth: u32,
+    /// Largest receive queue.
+    pub max_rq_depth: u32,
+    /// Longest single work request in bytes.
+    pub max_message_bytes: u32,
+    /// Longest [`Extra::bytes`] that `post` copies itself.
+    pub inline_bytes: u32,
+    /// Data lanes that make sense per session by default.
+    pub default_lanes: u8,
+    /// A transfer below this many bytes stays on one lane.
+    pub stripe_min_bytes: u64,
+    /// WRITE_WITH_IMM exists.
+    pub immediate: bool,
+    /// The owner of memory alone stops all access to it in `deregister`; peers need not acknowledge a revoke.
+    pub owner_revokes: bool,
+    /// [`crate::Fabric::serve`] has work to do.
+    pub needs_service: bool,
+    /// A GPU's memory can be registered.
+    pub vram: bool,
+}
+
+/// Why [`crate::Fabric::post`] stopped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error} ({taken} work requests of the batch were taken)")]
+pub struct PostError {
+    /// Work requests that were taken nevertheless; they will complete.
+    pub taken: usize,
+    /// Why not more.
+    pub error: FabricError,
+}
+
+/// An error of a fabric; the text says who, which value, which limit, what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FabricError {
+    /// No such endpoint or key (any more).
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// A named limit.
+    #[error("limit reached: {0}")]
+    Limit(String),
+    /// An argument.
+    #[error("invalid: {0}")]
+    Invalid(String),
+    /// Not offered here.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// The deadline passed.
+    #[error("timed out: {0}")]
+    Timeout(String),
+    /// The peer is gone or refused.
+    #[error("peer: {0}")]
+    Peer(String),
+    /// A system call or device failed.
+    #[error("{0}")]
+    System(String),
+}
