@@ -9,10 +9,15 @@
 //! Nothing allocated by one side is freed by the other.
 
 pub mod codes;
+mod export;
+pub mod layout;
+#[cfg(feature = "stable_abi")]
+pub mod rust_door;
 pub mod table;
 pub mod types;
 
 pub use codes::*;
+pub use layout::{FIELDS, STRUCT_SIZES};
 pub use table::*;
 pub use types::*;
 

@@ -30,65 +30,141 @@ pub struct BatonEngineV1 {
     pub fields_count: u64,
 
     /// Creates an engine: opens fabrics, binds the listener, starts the service thread.
-    pub create: unsafe extern "C" fn(options: *const BatonCreateOptions, out: *mut *mut BatonEngine) -> BatonStatus,
+    pub create:
+        unsafe extern "C" fn(options: *const BatonCreateOptions, out: *mut *mut BatonEngine) -> BatonStatus,
     /// Cancels everything queued, closes every session and joins the threads (at most 5 s). In a forked child it does nothing.
     pub destroy: unsafe extern "C" fn(engine: *mut BatonEngine) -> BatonStatus,
     /// Connection information of this engine: opaque bytes, secret (whoever holds them may connect).
-    pub conn_info: unsafe extern "C" fn(engine: *mut BatonEngine, buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
+    pub conn_info: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        buf: *mut u8,
+        cap_bytes: u64,
+        needed_bytes: *mut u64,
+    ) -> BatonStatus,
     /// Takes a peer's connection information and binds its name to that instance, replacing an earlier binding. `name` empty: any name is accepted; else it must be the one inside.
-    pub load_remote: unsafe extern "C" fn(engine: *mut BatonEngine, name: BatonSlice, info: BatonSlice) -> BatonStatus,
+    pub load_remote:
+        unsafe extern "C" fn(engine: *mut BatonEngine, name: BatonSlice, info: BatonSlice) -> BatonStatus,
     /// Connects now instead of at the first post; waits up to `timeout_ms`, with 0 only starts it (`BATON_IN_PROGRESS`).
-    pub connect: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, timeout_ms: u32) -> BatonStatus,
+    pub connect:
+        unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, timeout_ms: u32) -> BatonStatus,
     /// Forgets the binding of a name; its running transfers end. Harmless for an unknown name.
     pub disconnect: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice) -> BatonStatus,
     /// Registers memory; repeated and overlapping registrations are independent.
-    pub register: unsafe extern "C" fn(engine: *mut BatonEngine, memory: *const BatonMemory, region: *mut u64) -> BatonStatus,
+    pub register: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        memory: *const BatonMemory,
+        region: *mut u64,
+    ) -> BatonStatus,
     /// Withdraws a registration. When it returns no byte will land in the memory any more; blocks 1 s at most.
     pub deregister: unsafe extern "C" fn(engine: *mut BatonEngine, region: u64) -> BatonStatus,
     /// Bytes with which a peer can address the region; stable and unique per registration.
-    pub export_region: unsafe extern "C" fn(engine: *mut BatonEngine, region: u64, buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
+    pub export_region: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        region: u64,
+        buf: *mut u8,
+        cap_bytes: u64,
+        needed_bytes: *mut u64,
+    ) -> BatonStatus,
     /// Takes a peer's exported region. May come before the peer's connection information; it is then bound later.
-    pub import_region: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, blob: BatonSlice, remote_region: *mut u64) -> BatonStatus,
+    pub import_region: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        peer: BatonSlice,
+        blob: BatonSlice,
+        remote_region: *mut u64,
+    ) -> BatonStatus,
     /// Forgets an imported region; requests that use it keep what they need.
-    pub release_remote_region: unsafe extern "C" fn(engine: *mut BatonEngine, remote_region: u64) -> BatonStatus,
+    pub release_remote_region:
+        unsafe extern "C" fn(engine: *mut BatonEngine, remote_region: u64) -> BatonStatus,
     /// Builds a transfer to be posted any number of times.
-    pub create_xfer_req: unsafe extern "C" fn(engine: *mut BatonEngine, spec: *const BatonXferSpec, out: *mut *mut BatonXfer) -> BatonStatus,
+    pub create_xfer_req: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        spec: *const BatonXferSpec,
+        out: *mut *mut BatonXfer,
+    ) -> BatonStatus,
     /// Keeps a list of blocks (local if `peer` is empty, else of that peer) for `create_xfer_from_indices`.
-    pub create_block_list: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, blocks: *const BatonDesc, count: u64, list: *mut u64) -> BatonStatus,
+    pub create_block_list: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        peer: BatonSlice,
+        blocks: *const BatonDesc,
+        count: u64,
+        list: *mut u64,
+    ) -> BatonStatus,
     /// Forgets a block list.
     pub release_block_list: unsafe extern "C" fn(engine: *mut BatonEngine, list: u64) -> BatonStatus,
     /// Builds a transfer from elements of two block lists.
-    pub create_xfer_from_indices: unsafe extern "C" fn(engine: *mut BatonEngine, spec: *const BatonIndexSpec, out: *mut *mut BatonXfer) -> BatonStatus,
+    pub create_xfer_from_indices: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        spec: *const BatonIndexSpec,
+        out: *mut *mut BatonXfer,
+    ) -> BatonStatus,
     /// Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all data. Never blocks, never copies bulk data.
-    pub post_xfer_req: unsafe extern "C" fn(engine: *mut BatonEngine, xfer: *mut BatonXfer, message: BatonSlice, flags: u32) -> BatonStatus,
+    pub post_xfer_req: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        xfer: *mut BatonXfer,
+        message: BatonSlice,
+        flags: u32,
+    ) -> BatonStatus,
     /// State of the last post: `BATON_OK`, `BATON_IN_PROGRESS`, `BATON_NOT_POSTED` or its error. Stable until the next post.
     pub xfer_status: unsafe extern "C" fn(engine: *mut BatonEngine, xfer: *mut BatonXfer) -> BatonStatus,
     /// Text of the error of the last post.
-    pub xfer_error: unsafe extern "C" fn(engine: *mut BatonEngine, xfer: *mut BatonXfer, buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
+    pub xfer_error: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        xfer: *mut BatonXfer,
+        buf: *mut u8,
+        cap_bytes: u64,
+        needed_bytes: *mut u64,
+    ) -> BatonStatus,
     /// Stops the transfer as soon as possible; its status becomes `BATON_ERR_CANCELED` once no memory is touched any more, or `BATON_OK` if it was too late.
     pub xfer_cancel: unsafe extern "C" fn(engine: *mut BatonEngine, xfer: *mut BatonXfer) -> BatonStatus,
     /// Frees the request. Never blocks: `BATON_ERR_BUSY` while memory may be touched, and then it is a cancel and the request still exists.
     pub release_xfer_req: unsafe extern "C" fn(engine: *mut BatonEngine, xfer: *mut BatonXfer) -> BatonStatus,
     /// `xfer_status` of many requests in one call; returns how many are still in progress, or an error.
-    pub poll_many: unsafe extern "C" fn(engine: *mut BatonEngine, xfers: *const *mut BatonXfer, count: u64, statuses: *mut BatonStatus) -> BatonStatus,
+    pub poll_many: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        xfers: *const *mut BatonXfer,
+        count: u64,
+        statuses: *mut BatonStatus,
+    ) -> BatonStatus,
     /// Sends a message without a transfer; the sender keeps it until it is acknowledged or its deadline passes.
-    pub gen_notif: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, message: BatonSlice) -> BatonStatus,
+    pub gen_notif:
+        unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, message: BatonSlice) -> BatonStatus,
     /// Takes notifications, each behind a [`BatonNotifHeader`], oldest first per peer. As many as fit; `count` tells how many. If not even the first fits, `BATON_ERR_TOO_SMALL` and `needed_bytes`.
-    pub get_notifs: unsafe extern "C" fn(engine: *mut BatonEngine, buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64, count: *mut u64) -> BatonStatus,
+    pub get_notifs: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        buf: *mut u8,
+        cap_bytes: u64,
+        needed_bytes: *mut u64,
+        count: *mut u64,
+    ) -> BatonStatus,
     /// Whether transfer `id` of a peer has landed here (`BATON_OK`, then forgotten) or not yet (`BATON_IN_PROGRESS`).
-    pub inbound_status: unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, id: u64) -> BatonStatus,
+    pub inbound_status:
+        unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, id: u64) -> BatonStatus,
     /// Sets or, with no function, unsets the hook for the kinds in `event_mask`. Unsetting returns after a running call has ended.
-    pub set_event_hook: unsafe extern "C" fn(engine: *mut BatonEngine, event_mask: u32, hook: Option<BatonEventFn>, user: *mut core::ffi::c_void) -> BatonStatus,
+    pub set_event_hook: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        event_mask: u32,
+        hook: Option<BatonEventFn>,
+        user: *mut core::ffi::c_void,
+    ) -> BatonStatus,
     /// An eventfd that is readable while notifications wait; owned by the engine.
     pub notify_fd: unsafe extern "C" fn(engine: *mut BatonEngine, fd: *mut i32) -> BatonStatus,
     /// Memory that both ends may share without copying through the kernel.
-    pub alloc_managed: unsafe extern "C" fn(engine: *mut BatonEngine, memory: *mut BatonMemory, region: *mut u64) -> BatonStatus,
+    pub alloc_managed: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        memory: *mut BatonMemory,
+        region: *mut u64,
+    ) -> BatonStatus,
     /// Gives managed memory back.
     pub free_managed: unsafe extern "C" fn(engine: *mut BatonEngine, region: u64) -> BatonStatus,
     /// Lets the calling thread move work for a moment; returns 1 if it found any.
     pub progress: unsafe extern "C" fn(engine: *mut BatonEngine) -> BatonStatus,
     /// What was chosen and why, counters, sessions and what waits for what: one JSON object.
-    pub stats: unsafe extern "C" fn(engine: *mut BatonEngine, buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
+    pub stats: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        buf: *mut u8,
+        cap_bytes: u64,
+        needed_bytes: *mut u64,
+    ) -> BatonStatus,
     /// Changes the log level of the engine.
     pub set_log_level: unsafe extern "C" fn(engine: *mut BatonEngine, level: u32) -> BatonStatus,
     /// Which fabrics and devices this machine offers, and why the others are missing: one JSON object. Needs no engine.

@@ -23,7 +23,8 @@ pub struct BatonSetting {
 }
 
 /// Receives one log record; may be called on any engine thread, must not call back into the engine.
-pub type BatonLogFn = unsafe extern "C" fn(user: *mut core::ffi::c_void, level: u32, target: BatonSlice, message: BatonSlice);
+pub type BatonLogFn =
+    unsafe extern "C" fn(user: *mut core::ffi::c_void, level: u32, target: BatonSlice, message: BatonSlice);
 
 /// Receives one event on an engine thread that holds no lock; may call every entry but `destroy`.
 pub type BatonEventFn = unsafe extern "C" fn(user: *mut core::ffi::c_void, event: *const BatonEvent);
@@ -43,8 +44,16 @@ pub struct BatonCreateOptions {
     pub settings: *const BatonSetting,
     /// Number of `settings`.
     pub settings_count: u64,
-    /// Where log records go; none are made while it is absent.
-    pub log: Option<BatonLogFn>,
+    /// Where log records go ([`BatonLogFn`]); none are made while it is absent.
+    // Written out: the layout check of the Rust door reads function pointers only where they are spelled.
+    pub log: Option<
+        unsafe extern "C" fn(
+            user: *mut core::ffi::c_void,
+            level: u32,
+            target: BatonSlice,
+            message: BatonSlice,
+        ),
+    >,
     /// Handed to `log`.
     pub log_user: *mut core::ffi::c_void,
     /// `BATON_LOG_*`: the most talkative level wanted; 0 for none.
