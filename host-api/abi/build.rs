@@ -27,8 +27,9 @@ fn main() {
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     write(&out, "fields.rs", fields(&aliases, &structs));
+    let table = structs.iter().find(|s| s.ident == TABLE).expect("the table is in src/table.rs");
+    write(&out, "unsupported.rs", unsupported(table));
     if env::var_os("CARGO_FEATURE_STABLE_ABI").is_some() {
-        let table = structs.iter().find(|s| s.ident == TABLE).expect("the table is in src/table.rs");
         write(&out, "mirror.rs", mirror(&aliases, table));
     }
 }
@@ -139,6 +140,36 @@ fn fields(aliases: &Aliases, structs: &[ItemStruct]) -> TokenStream {
         /// Name and size of every structure of this interface.
         pub const STRUCT_SIZES: &[(&str, usize)] = &[#(#sizes)*];
         #(#checks)*
+    }
+}
+
+/// A table in which every entry answers that it is not offered: what stands in for entries an engine lacks.
+fn unsupported(table: &ItemStruct) -> TokenStream {
+    let entries = table.fields.iter().filter_map(|field| {
+        let Type::BareFn(function) = &field.ty else { return None };
+        let (ident, inputs) = (named(field), function.inputs.iter().map(|arg| &arg.ty));
+        Some(quote! {
+            #ident: {
+                unsafe extern "C" fn #ident(#(_: #inputs),*) -> BatonStatus {
+                    BATON_ERR_UNSUPPORTED
+                }
+                #ident
+            },
+        })
+    });
+    quote! {
+        /// A table in which every entry answers `BATON_ERR_UNSUPPORTED`.
+        pub const UNSUPPORTED_TABLE: BatonEngineV1 = BatonEngineV1 {
+            magic: BATON_TABLE_MAGIC,
+            abi_major: BATON_ABI_MAJOR,
+            abi_minor: BATON_ABI_MINOR,
+            size_bytes: size_of::<BatonEngineV1>() as u64,
+            engine_name: BatonSlice::EMPTY,
+            engine_version: BatonSlice::EMPTY,
+            fields: FIELDS.as_ptr(),
+            fields_count: FIELDS.len() as u64,
+            #(#entries)*
+        };
     }
 }
 

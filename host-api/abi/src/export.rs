@@ -1,6 +1,7 @@
 //! What an engine library needs to open its doors: the head of the table and the exported symbols.
 
-/// Builds a [`BatonEngineV1`](crate::BatonEngineV1): name and version of the engine, then every entry by name.
+/// Builds a [`BatonEngineV1`](crate::BatonEngineV1): name and version of the engine, then its entries by name.
+/// Those not named answer `BATON_ERR_UNSUPPORTED`.
 ///
 /// ```ignore
 /// const TABLE: BatonEngineV1 = baton_abi::engine_table! {
@@ -14,15 +15,10 @@
 macro_rules! engine_table {
     (name: $name:expr, version: $version:expr, $($entry:ident: $function:expr),+ $(,)?) => {
         $crate::BatonEngineV1 {
-            magic: $crate::BATON_TABLE_MAGIC,
-            abi_major: $crate::BATON_ABI_MAJOR,
-            abi_minor: $crate::BATON_ABI_MINOR,
-            size_bytes: ::core::mem::size_of::<$crate::BatonEngineV1>() as u64,
             engine_name: $crate::BatonSlice::from_static($name),
             engine_version: $crate::BatonSlice::from_static($version),
-            fields: $crate::FIELDS.as_ptr(),
-            fields_count: $crate::FIELDS.len() as u64,
             $($entry: $function,)+
+            ..$crate::UNSUPPORTED_TABLE
         }
     };
 }

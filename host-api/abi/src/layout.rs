@@ -5,6 +5,7 @@ use core::mem::{align_of, offset_of, size_of};
 use crate::*;
 
 include!(concat!(env!("OUT_DIR"), "/fields.rs"));
+include!(concat!(env!("OUT_DIR"), "/unsupported.rs"));
 
 impl BatonSlice {
     /// No bytes.
