@@ -4,6 +4,15 @@
 //! in and go out as slices, work for a fabric leaves as values. `plugin/PROTOCOL.md` is the specification.
 #![forbid(unsafe_code)]
 
+pub mod credit;
 pub mod ids;
+pub mod wire;
+pub mod ledger;
+pub mod notify;
+pub mod one_sided;
+pub mod peer;
+pub mod plan;
+pub mod prepared;
+pub mod sequence;
 
 pub use ids::*;

@@ -1,0 +1,13 @@
+//! Notifications: records in rings, tails collected into one delivery, exactly once.
+
+mod carry;
+mod inbound;
+mod record;
+mod ring;
+mod window;
+
+pub use carry::{Carry, Standalone, UNCONNECTED_BYTES, UNCONNECTED_MESSAGES};
+pub use inbound::{Arrival, Inbound};
+pub use record::{RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};
+pub use ring::{Placement, RECORD_ALIGN, Ring};
+pub use window::NotifyWindow;

@@ -1,0 +1,93 @@
+//! What outlives an epoch: standalone notifications not yet acknowledged, their numbers, and the peer's numbers seen.
+
+use std::collections::VecDeque;
+
+use super::NotifyWindow;
+use crate::ids::{Nanos, NotifySeq};
+use crate::peer::SubmitError;
+
+/// Messages that are queued for a peer without a session at most.
+pub const UNCONNECTED_MESSAGES: u32 = 1024;
+
+/// Bytes of those.
+pub const UNCONNECTED_BYTES: u64 = 1 << 20;
+
+/// A standalone notification on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standalone {
+    /// Number.
+    pub seq: NotifySeq,
+    /// Bytes.
+    pub message: Vec<u8>,
+    /// When it is given up.
+    pub deadline: Nanos,
+}
+
+/// Moves from epoch to epoch of a session, and collects notifications while there is none.
+#[derive(Clone, Debug)]
+pub struct Carry {
+    pub(crate) next_notify_seq: u64,
+    pub(crate) unacknowledged: VecDeque<Standalone>,
+    pub(crate) seen: NotifyWindow,
+}
+
+impl Default for Carry {
+    fn default() -> Self {
+        Carry { next_notify_seq: 1, unacknowledged: VecDeque::new(), seen: NotifyWindow::default() }
+    }
+}
+
+impl Carry {
+    /// Queues a notification for the next epoch; `message_limit` is [`crate::peer::message_limit`] of the ring it will use.
+    pub fn queue(
+        &mut self,
+        message: &[u8],
+        deadline: Nanos,
+        message_limit: usize,
+    ) -> Result<NotifySeq, SubmitError> {
+        if message.len() > message_limit {
+            return Err(SubmitError::MessageTooLong { len: message.len(), limit: message_limit });
+        }
+        let bytes = self.bytes();
+        let count = self.unacknowledged.len() as u32;
+        if count >= UNCONNECTED_MESSAGES || bytes + message.len() as u64 > UNCONNECTED_BYTES {
+            return Err(SubmitError::TooManyNotifications {
+                count,
+                bytes,
+                max_count: UNCONNECTED_MESSAGES,
+                max_bytes: UNCONNECTED_BYTES,
+            });
+        }
+        let seq = NotifySeq(self.next_notify_seq);
+        self.next_notify_seq += 1;
+        self.unacknowledged.push_back(Standalone { seq, message: message.to_vec(), deadline });
+        Ok(seq)
+    }
+
+    /// Drops what is past its deadline; the numbers dropped.
+    pub fn expire(&mut self, now: Nanos) -> Vec<NotifySeq> {
+        let mut expired = Vec::new();
+        self.unacknowledged.retain(|one| {
+            let keep = one.deadline > now;
+            if !keep {
+                expired.push(one.seq);
+            }
+            keep
+        });
+        expired
+    }
+
+    /// Earliest deadline.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.unacknowledged.iter().map(|one| one.deadline).min()
+    }
+
+    /// Waiting notifications.
+    pub fn waiting(&self) -> &VecDeque<Standalone> {
+        &self.unacknowledged
+    }
+
+    fn bytes(&self) -> u64 {
+        self.unacknowledged.iter().map(|one| one.message.len() as u64).sum()
+    }
+}

@@ -1,0 +1,163 @@
+//! A record: fixed little-endian header, then the bytes of the message.
+
+use crate::ids::{Epoch, NotifySeq, XferSeq};
+
+/// Length of the header.
+pub const RECORD_HEADER_BYTES: usize = 48;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"BtnR");
+const VERSION: u8 = 1;
+const CRC_AT: usize = 12;
+
+/// What a record belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordScope {
+    /// A notified transfer.
+    Transfer {
+        /// Its number.
+        seq: XferSeq,
+        /// Its lanes.
+        lanes: u8,
+    },
+    /// A standalone notification.
+    Standalone {
+        /// Its number.
+        seq: NotifySeq,
+    },
+}
+
+/// Header of a record, without what is constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Epoch it was written in.
+    pub epoch: Epoch,
+    /// What it belongs to.
+    pub scope: RecordScope,
+    /// Length of the message.
+    pub len: u32,
+    crc32c: u32,
+}
+
+/// Why a record cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Something else lies there.
+    #[error("magic is {0:#010x}")]
+    Magic(u32),
+    /// A version that was not negotiated.
+    #[error("version {0} is not spoken")]
+    Version(u8),
+    /// Of another epoch.
+    #[error("epoch is {got}, ours is {expected}")]
+    Epoch {
+        /// Told.
+        got: u32,
+        /// Ours.
+        expected: u32,
+    },
+    /// Longer than a record may be.
+    #[error("message of {len} bytes, the limit is {limit}")]
+    Length {
+        /// Told.
+        len: u32,
+        /// Limit.
+        limit: u32,
+    },
+    /// Part of a longer message.
+    #[error("fragment {index} of {count} ({total_len} bytes in all): fragments are not spoken")]
+    Fragment {
+        /// Position.
+        index: u32,
+        /// Of how many.
+        count: u32,
+        /// Length of the whole.
+        total_len: u32,
+    },
+    /// The checksum does not match the bytes.
+    #[error("checksum is {got:#010x}, the bytes give {expected:#010x}")]
+    Crc {
+        /// Told.
+        got: u32,
+        /// Computed.
+        expected: u32,
+    },
+    /// Reserved bytes that are not zero.
+    #[error("reserved bytes are not zero")]
+    Reserved,
+    /// Lanes 0 or above 64, a number where none belongs, none where one does, or not what the immediate said.
+    #[error("it does not belong where it arrived: lanes {lanes}, transfer {seq}, notification {notify_seq}")]
+    Scope {
+        /// Told.
+        lanes: u8,
+        /// Told.
+        seq: u64,
+        /// Told.
+        notify_seq: u64,
+    },
+}
+
+impl RecordHeader {
+    /// Appends header and message to `out`, which is cleared first.
+    pub fn encode(epoch: Epoch, scope: RecordScope, message: &[u8], out: &mut Vec<u8>) {
+        let len = u32::try_from(message.len()).expect("a record is shorter than 4 GiB");
+        let (lanes, seq, notify_seq) = match scope {
+            RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
+            RecordScope::Standalone { seq } => (1, 0, seq.0),
+        };
+        out.clear();
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[VERSION, lanes, 0, 0]);
+        out.extend_from_slice(&epoch.0.to_le_bytes());
+        out.extend_from_slice(&0u32.to_le_bytes());
+        out.extend_from_slice(&seq.to_le_bytes());
+        out.extend_from_slice(&notify_seq.to_le_bytes());
+        // frag_index, frag_count, total_len, len
+        for field in [0u32, 1, len, len] {
+            out.extend_from_slice(&field.to_le_bytes());
+        }
+        debug_assert_eq!(out.len(), RECORD_HEADER_BYTES);
+        out.extend_from_slice(message);
+        let crc = crc32c::crc32c(out);
+        out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Reads a header; `limit` is the longest message that fits a record. The checksum is [`RecordHeader::check`]'s.
+    pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], epoch: Epoch, limit: u32) -> Result<Self, RecordError> {
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if u32_at(0) != MAGIC {
+            return Err(RecordError::Magic(u32_at(0)));
+        }
+        if bytes[4] != VERSION {
+            return Err(RecordError::Version(bytes[4]));
+        }
+        if bytes[6..8] != [0, 0] {
+            return Err(RecordError::Reserved);
+        }
+        if u32_at(8) != epoch.0 {
+            return Err(RecordError::Epoch { got: u32_at(8), expected: epoch.0 });
+        }
+        let (index, count, total_len, len) = (u32_at(32), u32_at(36), u32_at(40), u32_at(44));
+        if len > limit {
+            return Err(RecordError::Length { len, limit });
+        }
+        if (index, count, total_len) != (0, 1, len) {
+            return Err(RecordError::Fragment { index, count, total_len });
+        }
+        let (lanes, seq, notify_seq) = (bytes[5], u64_at(16), u64_at(24));
+        let scope = match (lanes, notify_seq) {
+            (1..=64, 0) => RecordScope::Transfer { seq: XferSeq(seq), lanes },
+            (1, 1..) if seq == 0 => RecordScope::Standalone { seq: NotifySeq(notify_seq) },
+            _ => return Err(RecordError::Scope { lanes, seq, notify_seq }),
+        };
+        Ok(RecordHeader { epoch, scope, len, crc32c: u32_at(CRC_AT) })
+    }
+
+    /// Compares the checksum with the bytes that were copied out.
+    pub fn check(&self, header: &[u8; RECORD_HEADER_BYTES], message: &[u8]) -> Result<(), RecordError> {
+        let mut zeroed = *header;
+        zeroed[CRC_AT..CRC_AT + 4].fill(0);
+        let expected = crc32c::crc32c_append(crc32c::crc32c(&zeroed), message);
+        if expected == self.crc32c { Ok(()) } else { Err(RecordError::Crc { got: self.crc32c, expected }) }
+    }
+}

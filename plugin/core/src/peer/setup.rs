@@ -1,0 +1,489 @@
+//! What a session is made from, what it asks for and what it reports.
+
+use baton_fabric::{Batch, Caps, EndpointId, WcStatus};
+use serde::Serialize;
+
+use crate::credit::CreditViolation;
+use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
+use crate::notify::{Carry, RecordError};
+use crate::sequence::ImmError;
+
+/// One endpoint of a session with the depths both sides agreed on, and the peer's record ring behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneSetup {
+    /// Endpoint.
+    pub endpoint: EndpointId,
+    /// Work requests outstanding at most, at least [`MIN_SQ_DEPTH`].
+    pub sq_depth: u32,
+    /// RECVs posted on each side when the epoch starts, at least 1.
+    pub rq_depth: u32,
+    /// Where the peer's record ring for this endpoint begins.
+    pub peer_ring_addr: u64,
+    /// Its key.
+    pub peer_ring_key: u64,
+    /// Length of the ring on both sides: a multiple of 256, at least 512.
+    pub ring_bytes: u32,
+}
+
+/// Smallest send queue: a data work request, a tail and its record, and one to spare.
+pub const MIN_SQ_DEPTH: u32 = 4;
+
+/// Everything that HELLO and its answers settled for one epoch.
+#[derive(Debug)]
+pub struct SessionSetup {
+    /// This engine.
+    pub own: Instance,
+    /// The other one.
+    pub peer: Instance,
+    /// Session.
+    pub session: SessionId,
+    /// Generation of the queue pairs.
+    pub epoch: Epoch,
+    /// Control endpoint.
+    pub control: LaneSetup,
+    /// Data lanes, at most 64; index = lane.
+    pub lanes: Vec<LaneSetup>,
+    /// The peer's credit page, [`crate::credit::CreditPage::bytes`] long.
+    pub peer_credit_addr: u64,
+    /// Its key.
+    pub peer_credit_key: u64,
+    /// The fabric's.
+    pub caps: Caps,
+    /// Limits.
+    pub limits: SessionLimits,
+    /// What the epoch before left behind; `Carry::default()` for the first.
+    pub carry: Carry,
+}
+
+/// Limits of a session. The defaults are the protocol's starting values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// Transfers submitted and not finished.
+    pub max_transfers: u32,
+    /// Standalone notifications not yet acknowledged.
+    pub max_notifications: u32,
+    /// Bytes of those.
+    pub max_notification_bytes: u64,
+    /// Work requests of one slice (and at most a quarter of the send queue).
+    pub slice_wrs: u32,
+    /// Bytes of one slice.
+    pub slice_bytes: u64,
+    /// Bytes posted and not completed.
+    pub outstanding_bytes: u64,
+    /// Credit is withheld above this many messages that the host has not popped …
+    pub unpopped_messages: u64,
+    /// … or this many bytes of them.
+    pub unpopped_bytes: u64,
+    /// Work outstanding and no completion for this long ends the epoch …
+    pub stall_ms: u64,
+    /// … or for as long as the outstanding bytes take at this rate, whichever is more.
+    pub stall_bytes_per_second: u64,
+    /// First number of a notified transfer, both directions; 0 but in tests of the wrap.
+    pub first_xfer_seq: u64,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        SessionLimits {
+            max_transfers: 1 << 16,
+            max_notifications: 16_384,
+            max_notification_bytes: 8 << 20,
+            slice_wrs: 256,
+            slice_bytes: 8 << 20,
+            outstanding_bytes: 16 << 20,
+            unpopped_messages: 16_384,
+            unpopped_bytes: 8 << 20,
+            stall_ms: 5_000,
+            stall_bytes_per_second: 2_000_000,
+            first_xfer_seq: 0,
+        }
+    }
+}
+
+/// A record ring: the control endpoint's or a lane's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RingId {
+    /// Standalone notifications.
+    Control,
+    /// Messages of transfers whose record went over this lane.
+    Lane(LaneId),
+}
+
+/// The memory of one session and epoch, owned by the driver.
+pub trait SessionMemory {
+    /// Copies bytes out of the ring that the *peer* writes. `offset + out.len()` is inside the ring.
+    fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]);
+
+    /// Copies bytes into the registered *sending* mirror of the peer's ring, at the same offset, and says where they lie:
+    /// (address, local key). They are overwritten only after the peer has credited them back.
+    fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64);
+
+    /// Loads a word of the *own* credit page (which the peer writes), with Acquire ordering.
+    fn load_credit(&self, word: usize) -> u64;
+}
+
+/// What the driver has to do, in order.
+#[derive(Debug)]
+pub enum Action<'a> {
+    /// Post this chain; it counts as posted unless [`super::Session::on_post_failed`] follows.
+    Post {
+        /// Where.
+        endpoint: EndpointId,
+        /// What.
+        batch: Batch<'a>,
+    },
+    /// Post this many empty RECVs. They must be posted before the next action is carried out: it may announce them.
+    Recv {
+        /// Where.
+        endpoint: EndpointId,
+        /// How many.
+        count: u32,
+    },
+}
+
+/// What the session has to tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A submitted transfer came to its end. Every token gets exactly one of these or stands in [`Closed::failed`].
+    XferDone {
+        /// The token given to submit.
+        token: u64,
+        /// How.
+        result: Result<(), XferFailure>,
+    },
+    /// A message of the peer for the host; report it as popped with [`super::Session::on_popped`] when the host took it.
+    Delivered {
+        /// The bytes.
+        message: Vec<u8>,
+    },
+    /// A standalone notification was dropped at its deadline.
+    NotifyExpired {
+        /// Which.
+        seq: NotifySeq,
+    },
+    /// The epoch is over: fence, drain (completions still count), then [`super::Session::close`]. Comes once.
+    EndEpoch {
+        /// Why.
+        reason: EndReason,
+    },
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum XferFailure {
+    /// Canceled by the host before its tail; the peer has heard nothing of it.
+    #[error("canceled")]
+    Canceled,
+    /// This side's fault: local key, bounds or memory.
+    #[error(
+        "the fabric refused local memory of descriptor local {local_addr:#x}, remote {remote_addr:#x}, {len_bytes} bytes"
+    )]
+    LocalAccess {
+        /// Local address of the work request.
+        local_addr: u64,
+        /// Remote address.
+        remote_addr: u64,
+        /// Length.
+        len_bytes: u32,
+    },
+    /// The peer's memory refused: key, bounds or permission.
+    #[error(
+        "the peer refused descriptor local {local_addr:#x}, remote {remote_addr:#x}, {len_bytes} bytes (key, bounds or permission)"
+    )]
+    RemoteAccess {
+        /// Local address of the work request.
+        local_addr: u64,
+        /// Remote address.
+        remote_addr: u64,
+        /// Length.
+        len_bytes: u32,
+    },
+    /// The epoch ended before it was known to be complete. It may or may not have notified.
+    #[error("the connection ended: {0}")]
+    EpochEnded(EndReason),
+}
+
+/// Why an epoch ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndReason {
+    /// The peer broke the protocol.
+    #[error("protocol violation by the peer: {0}")]
+    Violation(#[from] Violation),
+    /// A work request failed.
+    #[error("a work request on {endpoint:?} ended with {status:?}")]
+    WorkFailed {
+        /// Where.
+        endpoint: EndpointId,
+        /// How.
+        status: WcStatus,
+    },
+    /// The fabric did not take a batch.
+    #[error("the fabric took only {taken} of {offered} work requests on {endpoint:?}")]
+    PostFailed {
+        /// Where.
+        endpoint: EndpointId,
+        /// Taken.
+        taken: usize,
+        /// Offered.
+        offered: usize,
+    },
+    /// Work outstanding and no completion.
+    #[error("no completion for {waited_ms} ms with {outstanding_bytes} bytes outstanding")]
+    Stalled {
+        /// How long.
+        waited_ms: u64,
+        /// How much.
+        outstanding_bytes: u64,
+    },
+    /// The peer fenced the session.
+    #[error("the peer ended the session: {0}")]
+    PeerFenced(String),
+    /// Its lifeline ended, or it does not answer.
+    #[error("the peer is gone: {0}")]
+    PeerGone(String),
+    /// Another instance answers at its address.
+    #[error("the peer was restarted")]
+    PeerRestarted,
+    /// The host disconnected.
+    #[error("disconnected by the host")]
+    Disconnected,
+    /// The engine shuts down.
+    #[error("the engine shuts down")]
+    Shutdown,
+}
+
+/// What only a faulty or hostile peer can cause. Never a panic.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// An immediate that means nothing.
+    #[error("immediate {imm:#010x} on {ring:?}: {error}")]
+    Immediate {
+        /// As received.
+        imm: u32,
+        /// Where.
+        ring: RingId,
+        /// What is wrong.
+        error: ImmError,
+    },
+    /// A TAIL on the control endpoint.
+    #[error("a tail on the control endpoint (immediate {imm:#010x})")]
+    TailOnControl {
+        /// As received.
+        imm: u32,
+    },
+    /// A transfer number too far from what is expected, or of a transfer that is complete.
+    #[error("transfer number {seq_low:#08x} on {lane:?} is outside the window around {lowest}")]
+    SequenceOutside {
+        /// Low 24 bits.
+        seq_low: u32,
+        /// Where.
+        lane: LaneId,
+        /// Lowest incomplete transfer.
+        lowest: u64,
+    },
+    /// The same lane reported twice for one transfer.
+    #[error("transfer {seq} reported twice on {lane:?}")]
+    Repeated {
+        /// Transfer.
+        seq: u64,
+        /// Lane.
+        lane: LaneId,
+    },
+    /// Two immediates of one transfer disagree about its lanes.
+    #[error("transfer {seq} reports {got} lanes after {expected}")]
+    LaneCount {
+        /// Transfer.
+        seq: u64,
+        /// First told.
+        expected: u8,
+        /// Told now.
+        got: u8,
+    },
+    /// All lanes of a transfer are in, but no record, or a second record came.
+    #[error("transfer {seq} brings {records} records")]
+    RecordCount {
+        /// Transfer.
+        seq: u64,
+        /// How many.
+        records: u8,
+    },
+    /// A record that cannot be.
+    #[error("record on {ring:?}: {error}")]
+    Record {
+        /// Where.
+        ring: RingId,
+        /// What is wrong.
+        error: RecordError,
+    },
+    /// A credit word that cannot be.
+    #[error("credit for {ring:?}: {error}")]
+    Credit {
+        /// Where.
+        ring: RingId,
+        /// What is wrong.
+        error: CreditViolation,
+    },
+    /// More arrived than RECVs were granted.
+    #[error("{received} receives on {ring:?} but only {granted} were granted")]
+    TooManyReceives {
+        /// Where.
+        ring: RingId,
+        /// Taken.
+        received: u64,
+        /// Granted.
+        granted: u64,
+    },
+    /// A SEND where only immediates are expected.
+    #[error("a SEND of {len_bytes} bytes on {ring:?}, where none is expected")]
+    UnexpectedSend {
+        /// Where.
+        ring: RingId,
+        /// Length.
+        len_bytes: u32,
+    },
+}
+
+/// Why something was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// Longer than one record.
+    #[error(
+        "message of {len} bytes: the limit is {limit} bytes (one record; longer messages are not supported yet)"
+    )]
+    MessageTooLong {
+        /// Length.
+        len: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// The session's table is full.
+    #[error("{limit} transfers to this peer are unfinished: poll them before posting more")]
+    TooManyTransfers {
+        /// Limit.
+        limit: u32,
+    },
+    /// The queue of standalone notifications is full.
+    #[error(
+        "{count} notifications ({bytes} bytes) to this peer wait for their acknowledgement; limits: {max_count}, {max_bytes} bytes"
+    )]
+    TooManyNotifications {
+        /// Waiting.
+        count: u32,
+        /// Bytes of them.
+        bytes: u64,
+        /// Limit.
+        max_count: u32,
+        /// Limit in bytes.
+        max_bytes: u64,
+    },
+    /// The request was split for other lanes.
+    #[error("the request uses lane {lane}, the session has {lanes}: split it anew")]
+    LaneMap {
+        /// Highest lane used.
+        lane: u8,
+        /// Lanes there are.
+        lanes: u8,
+    },
+    /// The epoch is over.
+    #[error("the epoch has ended")]
+    Ended,
+}
+
+/// What a cancel achieved. In every case but `NotFound` exactly one [`Event::XferDone`] follows (or [`Closed::failed`] names it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelOutcome {
+    /// No such token (any more).
+    NotFound,
+    /// Nothing of it is posted: its event is there already.
+    Canceled,
+    /// No more is posted; its event comes when what is posted has completed.
+    Draining,
+    /// Everything is posted; it ends as if it had not been canceled.
+    TooLate,
+}
+
+/// What remains of an epoch.
+#[derive(Debug)]
+pub struct Closed {
+    /// Unfinished transfers.
+    pub failed: Vec<(u64, XferFailure)>,
+    /// Numbers of inbound transfers of which some lanes had reported.
+    pub partial_seqs: Vec<u64>,
+    /// For the next epoch.
+    pub carry: Carry,
+    /// Totals of this epoch.
+    pub counters: Counters,
+}
+
+/// Totals since the epoch began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub transfers_submitted: u64,
+    pub transfers_done: u64,
+    pub transfers_failed: u64,
+    pub transfers_canceled: u64,
+    pub bytes_done: u64,
+    pub batches_posted: u64,
+    pub work_requests_posted: u64,
+    pub whole_posts: u64,
+    pub sliced_posts: u64,
+    pub tails_waited: u64,
+    pub notifications_sent: u64,
+    pub notifications_resent: u64,
+    pub notifications_expired: u64,
+    pub messages_received: u64,
+    pub duplicates_dropped: u64,
+    pub credit_writes: u64,
+    pub credit_words_stale: u64,
+    pub receives_reposted: u64,
+    pub flushed: u64,
+    pub late_ignored: u64,
+    pub leftover_flushes: u64,
+}
+
+/// For `stats`: where a session stands and what everything that waits is waiting for.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct SessionStats {
+    pub epoch: u32,
+    pub ended: Option<String>,
+    pub counters: Counters,
+    pub transfers: u32,
+    pub outstanding_bytes: u64,
+    pub tails_waiting: u32,
+    pub notifications_waiting: u32,
+    pub unpopped_messages: u64,
+    pub unpopped_bytes: u64,
+    pub withholding_credit: bool,
+    pub endpoints: Vec<EndpointStats>,
+    pub waiters: Vec<Waiter>,
+}
+
+/// One endpoint's numbers.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct EndpointStats {
+    pub name: String,
+    pub sq_depth: u32,
+    pub posted: u64,
+    pub retired: u64,
+    pub recv_known: u64,
+    pub recv_consumed: u64,
+    pub ring_known: u64,
+    pub ring_consumed: u64,
+    pub recv_granted: u64,
+    pub recv_received: u64,
+    pub recv_announced: u64,
+    pub ring_freed: u64,
+    pub ring_announced: u64,
+}
+
+/// Something that waits.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Waiter {
+    pub what: String,
+    pub waits_for: String,
+    pub since_ns: u64,
+}
