@@ -6,6 +6,9 @@
 
 pub mod credit;
 pub mod ids;
+pub mod lifeline;
+pub mod handshake;
+pub mod epoch;
 pub mod wire;
 pub mod ledger;
 pub mod notify;

@@ -1,0 +1,94 @@
+//! Generations of sessions, and what is remembered of them after their end.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::ids::{Epoch, Instance, SessionId};
+use crate::wire::ResumeToken;
+
+/// Instances remembered at most; beyond, the one touched longest ago is forgotten.
+pub const MAX_TOMBSTONES: usize = 4096;
+
+/// The epoch that follows what both sides know of, or `None` when the numbers are used up.
+#[must_use]
+pub fn next_epoch(ours: u32, theirs: u32) -> Option<Epoch> {
+    ours.max(theirs).checked_add(1).map(Epoch)
+}
+
+/// What outlives a session, by peer instance.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Tombstone {
+    /// Highest epoch ever opened, 0 for none.
+    pub last_epoch: u32,
+    /// The session, to be resumed if the peer remembers the same.
+    pub session: Option<SessionId>,
+    /// Proof of having been in the last epoch.
+    pub resume_token: Option<ResumeToken>,
+}
+
+/// The tombstones of an engine.
+#[derive(Debug)]
+pub struct EpochBook {
+    limit: usize,
+    stones: HashMap<Instance, (u64, Tombstone)>,
+    /// Touches in order; one whose number is not the instance's newest is void.
+    order: VecDeque<(u64, Instance)>,
+    touches: u64,
+    forgotten: u64,
+}
+
+impl Default for EpochBook {
+    fn default() -> Self {
+        Self::with_limit(MAX_TOMBSTONES)
+    }
+}
+
+impl EpochBook {
+    /// A book of at most `limit` instances.
+    pub fn with_limit(limit: usize) -> Self {
+        Self { limit: limit.max(1), stones: HashMap::new(), order: VecDeque::new(), touches: 0, forgotten: 0 }
+    }
+
+    /// What is remembered of an instance; nothing known reads as the default.
+    pub fn recall(&self, instance: &Instance) -> Tombstone {
+        self.stones.get(instance).map(|(_, stone)| stone.clone()).unwrap_or_default()
+    }
+
+    /// Remembers. An epoch is never lowered.
+    pub fn record(&mut self, instance: Instance, stone: Tombstone) {
+        self.touches += 1;
+        let last_epoch = self.recall(&instance).last_epoch.max(stone.last_epoch);
+        self.stones.insert(instance, (self.touches, Tombstone { last_epoch, ..stone }));
+        self.order.push_back((self.touches, instance));
+        while self.stones.len() > self.limit || self.order.len() > 2 * self.limit {
+            self.forget_oldest();
+        }
+    }
+
+    /// Takes the oldest touch out of the order; forgets its instance unless it was touched again since.
+    fn forget_oldest(&mut self) {
+        let Some((touch, instance)) = self.order.pop_front() else { return };
+        if self.stones.get(&instance).is_some_and(|(newest, _)| *newest == touch) {
+            if self.stones.len() > self.limit {
+                self.stones.remove(&instance);
+                self.forgotten += 1;
+            } else {
+                self.order.push_back((touch, instance));
+            }
+        }
+    }
+
+    /// Instances remembered.
+    pub fn len(&self) -> usize {
+        self.stones.len()
+    }
+
+    /// Whether nothing is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.stones.is_empty()
+    }
+
+    /// Instances forgotten because of the limit.
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+}
