@@ -16,6 +16,7 @@ pub mod one_sided;
 pub mod peer;
 pub mod plan;
 pub mod prepared;
+pub mod registry;
 pub mod sequence;
 
 pub use ids::*;
