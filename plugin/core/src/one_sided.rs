@@ -1,1 +1,598 @@
-//! (in progress)
+//! Admission on the one-sided path: data in slices, tails all or nothing.
+//!
+//! * **Data** needs room in a send queue and nothing else. Each lane serves the transfers that have data for it in turn, one slice each.
+//! * **Tails** are posted in one step for all lanes of a transfer, when every lane has room, a RECV at the peer and the record's ring bytes;
+//!   only then the transfer gets its number, so the peer never sees a gap. Until then it waits in a queue *holding nothing*;
+//!   data and un-notified transfers pass it.
+//! * A transfer whose parts fit one slice each does both in one batch per lane (*whole*).
+//!
+//! A WRITE holds the last work request of every used lane but the record's back: it carries the TAIL. The record goes over the
+//! first used lane, behind its data. A READ that cannot be whole posts a single RECORD once all its data has arrived: nothing is left for other
+//! lanes to tell.
+
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+use baton_fabric::{ExtraOp, Op};
+
+use crate::ids::{LaneId, Nanos, XferSeq};
+use crate::notify::{RECORD_HEADER_BYTES, RecordHeader, RecordScope};
+use crate::peer::{
+    CancelOutcome, Cargo, EndReason, Event, ExtraStep, PostStep, RingId, Session, SessionMemory, SubmitError,
+    XferFailure,
+};
+use crate::prepared::Prepared;
+use crate::sequence::{Imm, ImmKind, MAX_INCOMPLETE};
+
+/// Room made for the message of a transfer when its table entry is first used.
+const MESSAGE_CAPACITY: usize = 512;
+
+/// Where a transfer is. Everything else about it follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The entry is unused.
+    Free,
+    /// Queued on the record's lane only, to be posted whole.
+    Fresh,
+    /// Data is left to be posted.
+    Data,
+    /// READ data is posted; the tail waits for all of it to arrive.
+    Arriving,
+    /// In the tail queue.
+    Tail,
+    /// Everything is posted.
+    Posted,
+    /// Canceled with batches in flight.
+    Draining,
+    /// A message without data, in the outbox.
+    MessageOnly,
+}
+
+/// The part of a transfer on one lane: `next .. stop` is data to post, `stop .. end` is held back for the tail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    lane: LaneId,
+    next: u32,
+    stop: u32,
+    end: u32,
+}
+
+impl Part {
+    fn ring(&self) -> RingId {
+        RingId::Lane(self.lane)
+    }
+}
+
+/// A submitted transfer.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) token: u64,
+    work: Option<Arc<Prepared>>,
+    message: Vec<u8>,
+    notified: bool,
+    numbered: bool,
+    pub(crate) state: State,
+    parts: Vec<Part>,
+    /// Parts with data left to post.
+    parts_left: u8,
+    /// Batches in flight.
+    in_flight: u32,
+    pub(crate) failure: Option<XferFailure>,
+    pub(crate) since: Nanos,
+}
+
+impl Transfer {
+    fn work(&self) -> &Prepared {
+        self.work.as_deref().expect("a transfer with data has work")
+    }
+}
+
+/// Table of transfers; entries and their buffers are reused, so a repost allocates nothing.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    slab: Vec<Transfer>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Index<u32> for Transfers {
+    type Output = Transfer;
+    fn index(&self, xfer: u32) -> &Transfer {
+        &self.slab[xfer as usize]
+    }
+}
+
+impl IndexMut<u32> for Transfers {
+    fn index_mut(&mut self, xfer: u32) -> &mut Transfer {
+        &mut self.slab[xfer as usize]
+    }
+}
+
+impl Transfers {
+    pub(crate) fn new(limit: u32) -> Transfers {
+        // A number is drawn per notified transfer in the table: more could not be told apart by the peer.
+        let limit = limit.min(MAX_INCOMPLETE as u32);
+        Transfers { slab: Vec::with_capacity(64), free: Vec::with_capacity(64), limit }
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.slab.len() - self.free.len()
+    }
+
+    pub(crate) fn work(&self, xfer: u32) -> &Prepared {
+        self[xfer].work()
+    }
+
+    pub(crate) fn iter_live(&self) -> impl Iterator<Item = &Transfer> + '_ {
+        self.slab.iter().filter(|transfer| transfer.state != State::Free)
+    }
+
+    fn take(&mut self, token: u64, now: Nanos, state: State) -> Result<u32, SubmitError> {
+        let xfer = match self.free.pop() {
+            Some(xfer) => xfer,
+            None if self.slab.len() >= self.limit as usize => {
+                return Err(SubmitError::TooManyTransfers { limit: self.limit });
+            }
+            None => {
+                self.slab.push(Transfer {
+                    token,
+                    work: None,
+                    message: Vec::with_capacity(MESSAGE_CAPACITY),
+                    notified: false,
+                    numbered: false,
+                    state: State::Free,
+                    parts: Vec::with_capacity(8),
+                    parts_left: 0,
+                    in_flight: 0,
+                    failure: None,
+                    since: now,
+                });
+                // So that release never allocates.
+                self.free.reserve(self.slab.len());
+                (self.slab.len() - 1) as u32
+            }
+        };
+        let transfer = &mut self[xfer];
+        transfer.token = token;
+        transfer.state = state;
+        transfer.since = now;
+        Ok(xfer)
+    }
+
+    pub(crate) fn take_message_only(&mut self, token: u64, now: Nanos) -> Result<u32, SubmitError> {
+        self.take(token, now, State::MessageOnly)
+    }
+
+    pub(crate) fn release(&mut self, xfer: u32) {
+        let transfer = &mut self[xfer];
+        assert_ne!(transfer.state, State::Free, "released twice");
+        assert_eq!(transfer.in_flight, 0, "released with batches in flight");
+        transfer.state = State::Free;
+        transfer.work = None;
+        transfer.failure = None;
+        transfer.notified = false;
+        transfer.numbered = false;
+        transfer.message.clear();
+        transfer.parts.clear();
+        self.free.push(xfer);
+    }
+
+    fn find(&self, token: u64) -> Option<u32> {
+        let live = |transfer: &Transfer| transfer.state != State::Free && transfer.token == token;
+        self.slab.iter().position(live).map(|at| at as u32)
+    }
+
+    /// At the end of the epoch: everything unfinished fails.
+    pub(crate) fn fail_all(&mut self, reason: &EndReason) -> Vec<(u64, XferFailure)> {
+        let mut failed = Vec::with_capacity(self.live());
+        for xfer in 0..self.slab.len() as u32 {
+            let transfer = &mut self[xfer];
+            let failure = match transfer.state {
+                State::Free => continue,
+                State::Draining => XferFailure::Canceled,
+                _ => transfer.failure.take().unwrap_or_else(|| XferFailure::EpochEnded(reason.clone())),
+            };
+            failed.push((transfer.token, failure));
+            transfer.in_flight = 0;
+            self.release(xfer);
+        }
+        failed
+    }
+}
+
+/// Tails being handed out, lane by lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailRun {
+    xfer: u32,
+    seq: XferSeq,
+    /// Part that comes next.
+    part: u32,
+    /// Parts that take part; the record's is the first.
+    parts: u32,
+    /// Data goes along.
+    whole: bool,
+}
+
+/// Why a step cannot be taken now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// Send queue of a lane.
+    Room(LaneId),
+    /// RECV credit of a lane.
+    Recv(LaneId),
+    /// Ring bytes of a lane.
+    RingBytes(LaneId),
+}
+
+impl Session {
+    pub(crate) fn submit_data(
+        &mut self,
+        now: Nanos,
+        token: u64,
+        work: Arc<Prepared>,
+        message: Option<&[u8]>,
+    ) -> Result<(), SubmitError> {
+        let whole = message.is_some() && self.fits_one_slice(&work);
+        let xfer = self.transfers.take(token, now, if whole { State::Fresh } else { State::Data })?;
+        let transfer = &mut self.transfers[xfer];
+        transfer.notified = message.is_some();
+        transfer.message.extend_from_slice(message.unwrap_or_default());
+        let holds_back = transfer.notified && work.op() == Op::Write;
+        for (nth, range) in work.lanes().iter().enumerate() {
+            let stop = range.end - u32::from(holds_back && nth > 0);
+            transfer.parts.push(Part { lane: range.lane, next: range.start, stop, end: range.end });
+        }
+        transfer.parts_left = transfer.parts.iter().filter(|part| part.next < part.stop).count() as u8;
+        transfer.work = Some(work);
+        if whole {
+            let lane = transfer.parts[0].lane;
+            self.lanes[usize::from(lane.0)].turns.push_back(xfer);
+        } else {
+            self.queue_parts(xfer, 0);
+        }
+        Ok(())
+    }
+
+    fn queue_parts(&mut self, xfer: u32, from: usize) {
+        for part in self.transfers[xfer].parts.iter().skip(from) {
+            if part.next < part.stop {
+                self.lanes[usize::from(part.lane.0)].turns.push_back(xfer);
+            }
+        }
+    }
+
+    fn fits_one_slice(&self, work: &Prepared) -> bool {
+        let limits = &self.setup.limits;
+        work.total_bytes() <= limits.outstanding_bytes
+            && work.lanes().iter().all(|range| {
+                let most = self.lanes[usize::from(range.lane.0)].slice_wrs(limits.slice_wrs);
+                range.end - range.start <= most && range.bytes <= limits.slice_bytes
+            })
+    }
+
+    fn bytes_allow(&self, bytes: u64) -> bool {
+        self.outstanding_bytes == 0 || self.outstanding_bytes + bytes <= self.setup.limits.outstanding_bytes
+    }
+
+    // ---- data -------------------------------------------------------------------------------------------------
+
+    /// A slice of the transfer whose turn it is, on the first lane that can take one.
+    pub(crate) fn decide_data(&mut self, _now: Nanos, mem: &dyn SessionMemory) -> Option<PostStep> {
+        for turn in 0..self.lanes.len() {
+            // Starting behind the lane served last, so that none starves when bytes are the limit.
+            let lane = (self.next_lane + turn) % self.lanes.len();
+            while let Some(&xfer) = self.lanes[lane].turns.front() {
+                if self.transfers[xfer].state == State::Fresh {
+                    match self.try_whole(xfer, mem) {
+                        Whole::Step(step) => return Some(step),
+                        Whole::Wait => break,
+                        Whole::Slices => {
+                            // Its other parts take their turns from now on.
+                            self.transfers[xfer].state = State::Data;
+                            self.queue_parts(xfer, 1);
+                        }
+                    }
+                }
+                match self.try_slice(lane, xfer) {
+                    Some(step) => return Some(step),
+                    None => break,
+                }
+            }
+            if self.ended.is_some() {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn try_slice(&mut self, lane: usize, xfer: u32) -> Option<PostStep> {
+        let limits = self.setup.limits;
+        let most = self.lanes[lane].slice_wrs(limits.slice_wrs);
+        let transfer = &self.transfers[xfer];
+        let nth = transfer.parts.iter().position(|part| usize::from(part.lane.0) == lane);
+        let nth = nth.expect("a queued transfer has a part on this lane");
+        let Part { next, stop, .. } = transfer.parts[nth];
+        let (end, bytes) = slice_end(transfer.work(), next, stop.min(next + most), limits.slice_bytes);
+        if !self.lanes[lane].has_room_for_data(end - next) || !self.bytes_allow(bytes) {
+            return None;
+        }
+        self.lanes[lane].turns.pop_front();
+        self.next_lane = lane + 1;
+        let transfer = &mut self.transfers[xfer];
+        transfer.in_flight += 1;
+        transfer.parts[nth].next = end;
+        if end < stop {
+            self.lanes[lane].turns.push_back(xfer);
+        } else {
+            transfer.parts_left -= 1;
+            if transfer.parts_left == 0 {
+                self.all_data_posted(xfer);
+            }
+        }
+        self.counters.sliced_posts += 1;
+        Some(PostStep {
+            ring: RingId::Lane(LaneId(lane as u8)),
+            work: Some((xfer, next, end)),
+            imm: None,
+            extra: None,
+            bytes,
+            signaled: true,
+            what: Cargo::Transfer { xfer, first_template: next, templates: end - next },
+        })
+    }
+
+    fn all_data_posted(&mut self, xfer: u32) {
+        let transfer = &mut self.transfers[xfer];
+        transfer.state = match (transfer.notified, transfer.work().op()) {
+            (false, _) => State::Posted,
+            (true, Op::Read) => State::Arriving,
+            (true, Op::Write) => State::Tail,
+        };
+        if transfer.state == State::Tail {
+            self.tails.push_back(xfer);
+        }
+    }
+
+    // ---- tails ------------------------------------------------------------------------------------------------
+
+    /// The tails of the transfer at the head of the queue, if everything they need is there.
+    pub(crate) fn decide_tails(&mut self, mem: &dyn SessionMemory) -> Option<PostStep> {
+        let &xfer = self.tails.front()?;
+        let parts = self.tail_parts(xfer);
+        if self.tail_blocked_now(xfer, parts, mem).is_some() {
+            return None;
+        }
+        self.tails.pop_front();
+        Some(self.start_tails(xfer, parts, false, mem))
+    }
+
+    fn tail_parts(&self, xfer: u32) -> u32 {
+        let transfer = &self.transfers[xfer];
+        match transfer.work().op() {
+            Op::Write => transfer.parts.len() as u32,
+            // Its data has arrived: one record says so for all lanes.
+            Op::Read => 1,
+        }
+    }
+
+    fn try_whole(&mut self, xfer: u32, mem: &dyn SessionMemory) -> Whole {
+        let transfer = &self.transfers[xfer];
+        let work = transfer.work();
+        let room = |part: &Part| self.lanes[usize::from(part.lane.0)].has_room_for_data(part.end - part.next);
+        if !room(&transfer.parts[0]) || !self.bytes_allow(work.total_bytes()) {
+            return Whole::Wait;
+        }
+        // A fence behind other READs would stall the lane.
+        let fence_is_free = work.op() == Op::Write
+            || transfer.parts.iter().all(|part| self.port(part.ring()).ledger.in_flight() == 0);
+        let parts = transfer.parts.len() as u32;
+        if !self.tails.is_empty() || !fence_is_free || !transfer.parts.iter().all(room) {
+            return Whole::Slices;
+        }
+        if self.tail_blocked_now(xfer, parts, mem).is_some() {
+            return if self.ended.is_some() { Whole::Wait } else { Whole::Slices };
+        }
+        let lane = usize::from(self.transfers[xfer].parts[0].lane.0);
+        let front = self.lanes[lane].turns.pop_front();
+        self.next_lane = lane + 1;
+        assert_eq!(front, Some(xfer), "a whole transfer is posted in its turn");
+        self.counters.whole_posts += 1;
+        Whole::Step(self.start_tails(xfer, parts, true, mem))
+    }
+
+    /// What keeps the tails from being posted, after a look at the credit page.
+    fn tail_blocked_now(&mut self, xfer: u32, parts: u32, mem: &dyn SessionMemory) -> Option<Blocked> {
+        loop {
+            let blocked = self.tail_blocked(xfer, parts)?;
+            let raised = match blocked {
+                Blocked::Recv(lane) | Blocked::RingBytes(lane) => self.refresh(RingId::Lane(lane), mem),
+                Blocked::Room(_) => false,
+            };
+            if !raised {
+                return Some(blocked);
+            }
+        }
+    }
+
+    pub(crate) fn tail_blocked(&self, xfer: u32, parts: u32) -> Option<Blocked> {
+        let transfer = &self.transfers[xfer];
+        for (nth, part) in transfer.parts[..parts as usize].iter().enumerate() {
+            let port = self.port(part.ring());
+            if port.ledger.free() < 1 {
+                return Some(Blocked::Room(part.lane));
+            }
+            if port.recv_out.available() < 1 {
+                return Some(Blocked::Recv(part.lane));
+            }
+            let record_bytes = (RECORD_HEADER_BYTES + transfer.message.len()) as u32;
+            if nth == 0 && !port.has_credit_for_record(record_bytes) {
+                return Some(Blocked::RingBytes(part.lane));
+            }
+        }
+        None
+    }
+
+    /// What the head of the tail queue waits for.
+    pub(crate) fn head_blocked(&self) -> Option<Blocked> {
+        let &xfer = self.tails.front()?;
+        self.tail_blocked(xfer, self.tail_parts(xfer))
+    }
+
+    /// Draws the number and hands out the first tail; the others follow before anything else.
+    fn start_tails(&mut self, xfer: u32, parts: u32, whole: bool, mem: &dyn SessionMemory) -> PostStep {
+        assert!(self.incomplete < MAX_INCOMPLETE, "the table of transfers is not larger");
+        let seq = XferSeq(self.next_xfer_seq);
+        self.next_xfer_seq += 1;
+        self.incomplete += 1;
+        self.transfers[xfer].numbered = true;
+        self.counters.tails_waited += u64::from(!whole);
+        self.continue_tails(TailRun { xfer, seq, part: 0, parts, whole }, mem)
+    }
+
+    pub(crate) fn continue_tails(&mut self, run: TailRun, mem: &dyn SessionMemory) -> PostStep {
+        let TailRun { xfer, seq, part: nth, parts, whole } = run;
+        let lanes = parts as u8;
+        let transfer = &mut self.transfers[xfer];
+        let op = transfer.work().op();
+        let part = &mut transfer.parts[nth as usize];
+        let (start, end, ring) = (part.next, part.end, part.ring());
+        part.next = end;
+        part.stop = end;
+        transfer.in_flight += 1;
+        if nth + 1 == parts {
+            transfer.state = State::Posted;
+            transfer.parts_left = 0;
+        } else {
+            self.tail_run = Some(TailRun { part: nth + 1, ..run });
+        }
+        let (bytes, fenced) = (sum_bytes(transfer.work(), start, end), op == Op::Read && whole);
+        let tail = Imm::of(ImmKind::Tail, lanes, seq);
+        let (imm, extra) = if nth == 0 {
+            let scope = RecordScope::Transfer { seq, lanes };
+            RecordHeader::encode(self.setup.epoch, scope, &transfer.message, &mut self.scratch);
+            let imm = Imm::of(ImmKind::Record, lanes, seq);
+            (None, Some(self.place_record(ring, imm, fenced, mem)))
+        } else {
+            let port = self.port_mut(ring);
+            port.recv_out.try_reserve(1).expect("a RECV was checked").commit();
+            match op {
+                Op::Write => (Some(tail.encode()), None),
+                Op::Read => (None, Some(bare_tail(port.peer_ring_addr, port.peer_ring_key, tail, fenced))),
+            }
+        };
+        PostStep {
+            ring,
+            work: (start < end).then_some((xfer, start, end)),
+            imm,
+            extra,
+            bytes,
+            signaled: true,
+            what: Cargo::Transfer { xfer, first_template: start, templates: end - start },
+        }
+    }
+
+    // ---- the way back -----------------------------------------------------------------------------------------
+
+    /// A batch of the transfer has completed.
+    pub(crate) fn on_batch_done(&mut self, _now: Nanos, xfer: u32) {
+        let transfer = &mut self.transfers[xfer];
+        transfer.in_flight -= 1;
+        if transfer.in_flight > 0 {
+            return;
+        }
+        match transfer.state {
+            State::Posted => self.finish(xfer, Ok(())),
+            State::Draining => self.finish(xfer, Err(XferFailure::Canceled)),
+            State::Arriving => {
+                transfer.state = State::Tail;
+                self.tails.push_back(xfer);
+            }
+            State::Fresh | State::Data | State::Tail => {}
+            State::Free | State::MessageOnly => unreachable!("nothing of it is posted on a lane"),
+        }
+    }
+
+    /// Tells how a transfer ended and frees its entry.
+    pub(crate) fn finish(&mut self, xfer: u32, result: Result<(), XferFailure>) {
+        let transfer = &self.transfers[xfer];
+        let counter = match &result {
+            Ok(()) => &mut self.counters.transfers_done,
+            Err(XferFailure::Canceled) => &mut self.counters.transfers_canceled,
+            Err(_) => &mut self.counters.transfers_failed,
+        };
+        *counter += 1;
+        if result.is_ok() {
+            self.counters.bytes_done += transfer.work.as_ref().map_or(0, |work| work.total_bytes());
+        }
+        self.incomplete -= u64::from(transfer.numbered);
+        self.events.push_back(Event::XferDone { token: transfer.token, result });
+        self.transfers.release(xfer);
+    }
+
+    /// Stops a transfer where that is still possible.
+    pub fn cancel(&mut self, token: u64) -> CancelOutcome {
+        let Some(xfer) = self.transfers.find(token) else { return CancelOutcome::NotFound };
+        let state = self.transfers[xfer].state;
+        match state {
+            State::Posted | State::Draining => return CancelOutcome::TooLate,
+            // In the middle of its tails: the peer hears of it.
+            _ if self.tail_run.is_some_and(|run| run.xfer == xfer) => return CancelOutcome::TooLate,
+            State::MessageOnly if !self.cancel_note(xfer) => return CancelOutcome::TooLate,
+            _ => {}
+        }
+        self.tails.retain(|&other| other != xfer);
+        for lane in &mut self.lanes {
+            lane.turns.retain(|&other| other != xfer);
+        }
+        if self.transfers[xfer].in_flight > 0 {
+            self.transfers[xfer].state = State::Draining;
+            return CancelOutcome::Draining;
+        }
+        self.finish(xfer, Err(XferFailure::Canceled));
+        CancelOutcome::Canceled
+    }
+
+    /// Something waits for credit of the peer: poll the credit page.
+    pub fn waits_for_credit(&self) -> bool {
+        self.ended.is_none()
+            && (matches!(self.head_blocked(), Some(Blocked::Recv(_) | Blocked::RingBytes(_)))
+                || self.note_waits_for_credit())
+    }
+}
+
+enum Whole {
+    Step(PostStep),
+    /// Its lane or the byte limit is full: it keeps its turn.
+    Wait,
+    /// Something only the tails need is missing: its data goes ahead.
+    Slices,
+}
+
+/// A zero-length WRITE that only carries the immediate.
+fn bare_tail(remote_addr: u64, remote_key: u64, tail: Imm, fenced: bool) -> ExtraStep {
+    ExtraStep {
+        op: ExtraOp::WriteImm(tail.encode()),
+        from_scratch: false,
+        staged: None,
+        remote_addr,
+        remote_key,
+        fenced,
+    }
+}
+
+fn sum_bytes(work: &Prepared, start: u32, end: u32) -> u64 {
+    work.templates()[start as usize..end as usize].iter().map(|template| u64::from(template.len_bytes)).sum()
+}
+
+/// End of a slice that starts at `start`: at most `end`, at most `limit` bytes, at least one template.
+fn slice_end(work: &Prepared, start: u32, end: u32, limit: u64) -> (u32, u64) {
+    let mut bytes = 0;
+    for at in start..end {
+        let len_bytes = u64::from(work.templates()[at as usize].len_bytes);
+        if at > start && bytes + len_bytes > limit {
+            return (at, bytes);
+        }
+        bytes += len_bytes;
+    }
+    (end, bytes)
+}

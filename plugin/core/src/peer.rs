@@ -1,37 +1,159 @@
 //! The machine of one session and epoch, one-sided path.
+//!
+//! Calls go in (submit, completions, time), [`Action`]s and [`Event`]s come out; nothing is done behind the caller's back.
+//! The order of what [`Session::next_action`] yields is the protocol's order: RECVs before the credit that announces them, all tails of a
+//! transfer before anything else, standalone notifications and tails before data.
 
+mod control;
+mod inbound;
+mod port;
 mod setup;
+mod stats;
 
 pub use setup::*;
+
+pub(crate) use port::{Cargo, Flight, Port};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_fabric::{Completion, EndpointId};
+use baton_fabric::{Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp, WcStatus};
 
-use crate::ids::{Nanos, NotifySeq};
-use crate::notify::RECORD_HEADER_BYTES;
+use crate::credit::CreditPage;
+use crate::ids::{LaneId, Nanos};
+use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES};
+use crate::one_sided::{TailRun, Transfers};
 use crate::prepared::Prepared;
+use control::{CreditOut, Outbox};
+use inbound::Unpopped;
 
 /// Longest message that one record of a ring of that length carries.
 pub fn message_limit(ring_bytes: u32) -> usize {
-    ring_bytes as usize / 4 - RECORD_HEADER_BYTES
+    (ring_bytes as usize / 4).saturating_sub(RECORD_HEADER_BYTES)
 }
 
 /// One session and epoch.
 #[derive(Debug)]
 pub struct Session {
-    setup: SessionSetup,
-    events: VecDeque<Event>,
+    pub(crate) setup: SessionSetup,
+    pub(crate) page: CreditPage,
+    pub(crate) message_limit: usize,
+    pub(crate) control: Port,
+    pub(crate) lanes: Vec<Port>,
+    pub(crate) transfers: Transfers,
+    /// Lane that data looks at first.
+    pub(crate) next_lane: usize,
+    /// Transfers whose data is posted and whose tails are not; they hold nothing.
+    pub(crate) tails: VecDeque<u32>,
+    /// The transfer whose tails are just being handed out; nothing comes between them.
+    pub(crate) tail_run: Option<TailRun>,
+    pub(crate) next_xfer_seq: u64,
+    /// Notified transfers with a number and not yet done.
+    pub(crate) incomplete: u64,
+    /// Bytes posted and not completed.
+    pub(crate) outstanding_bytes: u64,
+    /// Batches in flight that will complete.
+    pub(crate) signaled_flights: u32,
+    last_progress: Nanos,
+    pub(crate) outbox: Outbox,
+    pub(crate) credit_out: CreditOut,
+    pub(crate) inbound: Inbound,
+    pub(crate) seen: NotifyWindow,
+    pub(crate) unpopped: Unpopped,
+    /// Bytes of the extra work request that is just being handed out.
+    pub(crate) scratch: Vec<u8>,
+    last_post: Option<(RingId, u32)>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) ended: Option<EndReason>,
+    /// The peer broke the protocol: nothing it sends is looked at any more.
+    pub(crate) deaf: bool,
+    pub(crate) counters: Counters,
 }
 
-#[allow(unused_variables)]
+/// An action without borrows.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// See [`Action::Post`].
+    Post(PostStep),
+    /// See [`Action::Recv`].
+    Recv { endpoint: EndpointId, count: u32 },
+}
+
+/// A batch without borrows.
+#[derive(Debug)]
+pub(crate) struct PostStep {
+    pub(crate) ring: RingId,
+    /// Transfer and its templates `start .. end`.
+    pub(crate) work: Option<(u32, u32, u32)>,
+    pub(crate) imm: Option<u32>,
+    /// Its bytes are in the scratch buffer.
+    pub(crate) extra: Option<ExtraStep>,
+    pub(crate) bytes: u64,
+    pub(crate) signaled: bool,
+    pub(crate) what: Cargo,
+}
+
+/// An [`Extra`] without borrows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExtraStep {
+    pub(crate) op: ExtraOp,
+    /// `false`: no bytes.
+    pub(crate) from_scratch: bool,
+    pub(crate) staged: Option<(u64, u64)>,
+    pub(crate) remote_addr: u64,
+    pub(crate) remote_key: u64,
+    pub(crate) fenced: bool,
+}
+
 impl Session {
-    /// Starts an epoch. The driver has already posted `rq_depth` RECVs on every endpoint.
-    pub fn new(setup: SessionSetup, now: Nanos) -> Session {
-        Session { setup, events: VecDeque::new() }
+    /// Starts an epoch. The driver has already posted `rq_depth` empty RECVs on every endpoint.
+    ///
+    /// Depths, rings and the number of lanes are the handshake's to check; values outside their documented limits panic here.
+    pub fn new(mut setup: SessionSetup, now: Nanos) -> Session {
+        assert!(setup.caps.inline_bytes >= 8, "a fabric that cannot inline a credit word");
+        let lane_count = u8::try_from(setup.lanes.len()).expect("at most 64 lanes");
+        let page = CreditPage::new(lane_count);
+        let control = Port::new(RingId::Control, &setup.control);
+        let lanes: Vec<Port> = (0..lane_count)
+            .zip(&setup.lanes)
+            .map(|(n, lane)| Port::new(RingId::Lane(LaneId(n)), lane))
+            .collect();
+        let rings = setup.lanes.iter().chain([&setup.control]).map(|lane| lane.ring_bytes);
+        let message_limit = message_limit(rings.min().expect("there is a control endpoint"));
+        let recv_total = setup.lanes.iter().map(|lane| u64::from(lane.rq_depth)).sum();
+        let first = crate::ids::XferSeq(setup.limits.first_xfer_seq);
+        let carry = std::mem::take(&mut setup.carry);
+        let resent = carry.unacknowledged.len() as u64;
+        Session {
+            page,
+            message_limit,
+            transfers: Transfers::new(setup.limits.max_transfers),
+            next_lane: 0,
+            tails: VecDeque::with_capacity(64),
+            tail_run: None,
+            next_xfer_seq: first.0,
+            incomplete: 0,
+            outstanding_bytes: 0,
+            signaled_flights: 0,
+            last_progress: now,
+            credit_out: CreditOut::new(control.ledger.depth()),
+            outbox: Outbox::new(carry.unacknowledged, carry.next_notify_seq),
+            inbound: Inbound::new(first, recv_total),
+            seen: carry.seen,
+            unpopped: Unpopped::new(carry.unpopped_messages, carry.unpopped_bytes),
+            scratch: Vec::with_capacity(message_limit + RECORD_HEADER_BYTES + 64),
+            last_post: None,
+            events: VecDeque::with_capacity(256),
+            ended: None,
+            deaf: false,
+            counters: Counters { notifications_resent: resent, ..Counters::default() },
+            control,
+            lanes,
+            setup,
+        }
     }
-    /// Takes a transfer over; its message is copied.
+
+    /// Takes a transfer over; its message is copied. Nothing is posted yet: call [`Session::next_action`].
     pub fn submit(
         &mut self,
         now: Nanos,
@@ -39,87 +161,317 @@ impl Session {
         work: Arc<Prepared>,
         message: Option<&[u8]>,
     ) -> Result<(), SubmitError> {
-        Err(SubmitError::Ended)
+        if self.ended.is_some() {
+            return Err(SubmitError::Ended);
+        }
+        self.check_message(message.unwrap_or_default())?;
+        let lanes = self.lanes.len() as u8;
+        if let Some(lane) = work.lanes().iter().map(|range| range.lane.0).find(|&lane| lane >= lanes) {
+            return Err(SubmitError::LaneMap { lane, lanes });
+        }
+        if !work.lanes().is_empty() {
+            self.submit_data(now, token, work, message)?;
+        } else if let Some(message) = message {
+            self.submit_message_only(now, token, message)?;
+        } else {
+            self.counters.transfers_done += 1;
+            self.events.push_back(Event::XferDone { token, result: Ok(()) });
+        }
+        self.counters.transfers_submitted += 1;
+        Ok(())
     }
-    /// Stops a transfer where that is still possible.
-    pub fn cancel(&mut self, now: Nanos, token: u64) -> CancelOutcome {
-        CancelOutcome::NotFound
-    }
-    /// Queues a standalone notification.
-    pub fn notify(&mut self, now: Nanos, message: &[u8], deadline: Nanos) -> Result<NotifySeq, SubmitError> {
-        Err(SubmitError::Ended)
-    }
-    /// The next thing to do; call until `None` after every other call that takes `&mut self`.
+
+    /// The next thing to do; call until `None` after every other call that takes `&mut self`. Each action must be carried
+    /// out before the next is asked for.
     #[must_use]
     pub fn next_action<'a>(&'a mut self, now: Nanos, mem: &dyn SessionMemory) -> Option<Action<'a>> {
-        None
+        let step = self.decide(now, mem)?;
+        Some(match step {
+            Step::Recv { endpoint, count } => Action::Recv { endpoint, count },
+            Step::Post(post) => self.commit(now, post),
+        })
     }
-    /// The fabric took only a prefix of the batch just handed out. The epoch ends.
-    pub fn on_post_failed(&mut self, endpoint: EndpointId, taken: usize) {}
-    /// A completion of one of the session's endpoints.
-    pub fn on_completion(&mut self, now: Nanos, completion: &Completion, mem: &dyn SessionMemory) {}
-    /// Re-reads the credit page; `true`: there is more credit.
-    pub fn poll_credit(&mut self, now: Nanos, mem: &dyn SessionMemory) -> bool {
-        false
+
+    fn decide(&mut self, now: Nanos, mem: &dyn SessionMemory) -> Option<Step> {
+        if self.ended.is_some() {
+            return None;
+        }
+        if let Some(run) = self.tail_run.take() {
+            return Some(Step::Post(self.continue_tails(run, mem)));
+        }
+        if let Some(step) = self.decide_credit() {
+            return Some(step);
+        }
+        let post = self
+            .decide_note(mem)
+            .or_else(|| self.decide_tails(mem))
+            .or_else(|| self.decide_data(now, mem))
+            .or_else(|| self.decide_leftovers());
+        post.map(Step::Post)
     }
-    /// Announces everything, before the receiver idles.
-    pub fn flush_credit(&mut self) {}
-    /// The host took messages.
-    pub fn on_popped(&mut self, messages: u64, bytes: u64) {}
+
+    /// Takes room for a decided batch and turns it into an action. That there is room was part of the decision.
+    fn commit(&mut self, now: Nanos, post: PostStep) -> Action<'_> {
+        let work_len = post.work.map_or(0, |(_, start, end)| end - start);
+        let n = work_len + u32::from(post.extra.is_some());
+        let port = self.port_mut(post.ring);
+        let endpoint = port.endpoint;
+        let reservation = port.ledger.reserve(n).expect("room was checked when the batch was decided");
+        let first_seq = reservation.commit(post.bytes, post.signaled);
+        port.flights.push_back(Flight {
+            first_seq,
+            last_seq: first_seq + u64::from(n) - 1,
+            bytes: post.bytes,
+            signaled: post.signaled,
+            what: post.what,
+        });
+        if post.signaled {
+            if self.signaled_flights == 0 {
+                self.last_progress = now;
+            }
+            self.signaled_flights += 1;
+        }
+        self.outstanding_bytes += post.bytes;
+        self.counters.batches_posted += 1;
+        self.counters.work_requests_posted += u64::from(n);
+        self.last_post = Some((post.ring, n));
+        let work = match post.work {
+            Some((xfer, start, end)) => &self.transfers.work(xfer).templates()[start as usize..end as usize],
+            None => &[],
+        };
+        let extra = post.extra.map(|extra| Extra {
+            op: extra.op,
+            bytes: if extra.from_scratch { &self.scratch } else { &[] },
+            staged: extra.staged,
+            remote_addr: extra.remote_addr,
+            remote_key: extra.remote_key,
+            fenced: extra.fenced,
+        });
+        Action::Post {
+            endpoint,
+            batch: Batch { work, imm: post.imm, extra, first_seq, signaled: post.signaled },
+        }
+    }
+
+    /// The fabric took only the first `taken` work requests of the batch just handed out. The epoch ends.
+    pub fn on_post_failed(&mut self, endpoint: EndpointId, taken: usize) {
+        let Some((ring, offered)) = self.last_post.take() else { return };
+        let port = self.port_mut(ring);
+        assert_eq!(port.endpoint, endpoint, "only the last batch can be reported as failed");
+        let taken = u32::try_from(taken).unwrap_or(u32::MAX).min(offered);
+        port.ledger.took_only(offered, taken);
+        let flight = port.flights.back_mut().expect("the last batch is in flight");
+        flight.last_seq -= u64::from(offered - taken);
+        // Its last work request is not there, so no completion comes for the rest of it.
+        let lost_signal = flight.signaled && taken < offered;
+        flight.signaled &= !lost_signal;
+        if taken == 0 {
+            let flight = port.flights.pop_back().expect("just looked at");
+            self.outstanding_bytes -= flight.bytes;
+        }
+        self.signaled_flights -= u32::from(lost_signal);
+        self.end(EndReason::PostFailed { endpoint, taken: taken as usize, offered: offered as usize });
+    }
+
+    /// A completion of one of the session's endpoints; others are counted and ignored. Still to be called while the epoch is being drained:
+    /// what succeeded on the way counts.
+    pub fn on_completion(&mut self, now: Nanos, completion: &Completion, mem: &dyn SessionMemory) {
+        let Some(ring) = self.ring_of(completion.endpoint) else {
+            self.counters.late_ignored += 1;
+            return;
+        };
+        if completion.status == WcStatus::Success {
+            self.last_progress = now;
+        }
+        match (completion.kind, completion.status) {
+            (CompletionKind::Send, WcStatus::Success) => self.on_sent(now, ring, completion.seq),
+            (CompletionKind::Send, status) => self.on_send_error(ring, completion.seq, status),
+            (CompletionKind::RecvImm(imm), WcStatus::Success) => self.on_immediate(ring, imm, mem),
+            (CompletionKind::RecvSend, WcStatus::Success) => {
+                self.violate(Violation::UnexpectedSend { ring, len_bytes: completion.len_bytes });
+            }
+            (_, status) => {
+                self.counters.flushed += 1;
+                self.end(EndReason::WorkFailed { endpoint: completion.endpoint, status });
+            }
+        }
+    }
+
+    fn on_sent(&mut self, now: Nanos, ring: RingId, seq: u64) {
+        let port = self.port_mut(ring);
+        if let Err(error) = port.ledger.retire(seq) {
+            let endpoint = port.endpoint;
+            self.end(EndReason::BadCompletion { endpoint, error });
+            return;
+        }
+        while let Some(flight) = self.port(ring).flights.front().copied().filter(|f| f.last_seq <= seq) {
+            self.port_mut(ring).flights.pop_front();
+            self.signaled_flights -= u32::from(flight.signaled);
+            self.outstanding_bytes -= flight.bytes;
+            match flight.what {
+                Cargo::Transfer { xfer, .. } => self.on_batch_done(now, xfer),
+                Cargo::Note => self.on_note_done(),
+                Cargo::Credit => self.credit_out.in_flight -= 1,
+                Cargo::Leftover => {}
+            }
+        }
+    }
+
+    fn on_send_error(&mut self, ring: RingId, seq: u64, status: WcStatus) {
+        let endpoint = self.port(ring).endpoint;
+        if status == WcStatus::Flushed {
+            self.counters.flushed += 1;
+        } else {
+            self.name_culprit(ring, seq, status);
+        }
+        self.end(EndReason::WorkFailed { endpoint, status });
+    }
+
+    /// Notes at the transfer whose work request failed which of its descriptors it was.
+    fn name_culprit(&mut self, ring: RingId, seq: u64, status: WcStatus) {
+        let Some(flight) = self.port(ring).flights.iter().find(|flight| flight.last_seq >= seq).copied()
+        else {
+            return;
+        };
+        let Cargo::Transfer { xfer, first_template, templates } = flight.what else { return };
+        let Some(nth) = seq.checked_sub(flight.first_seq).filter(|&nth| nth < u64::from(templates)) else {
+            return;
+        };
+        let template = self.transfers.work(xfer).templates()[first_template as usize + nth as usize];
+        let (local_addr, remote_addr, len_bytes) =
+            (template.local_addr, template.remote_addr, template.len_bytes);
+        self.transfers[xfer].failure = match status {
+            WcStatus::LocalAccess => Some(XferFailure::LocalAccess { local_addr, remote_addr, len_bytes }),
+            WcStatus::RemoteAccess => Some(XferFailure::RemoteAccess { local_addr, remote_addr, len_bytes }),
+            _ => None,
+        };
+    }
+
     /// The next thing to tell.
     #[must_use]
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
-    /// Nothing is queued, posted or untold.
+
+    /// Nothing is queued, posted or untold (unsignaled credit words may still be on their way).
     pub fn is_idle(&self) -> bool {
-        true
+        self.transfers.live() == 0
+            && self.outbox.is_empty()
+            && self.signaled_flights == 0
+            && self.events.is_empty()
     }
+
     /// A completion is on its way.
     pub fn has_outstanding(&self) -> bool {
-        false
+        self.signaled_flights > 0
     }
-    /// Something waits for credit: poll the credit page.
-    pub fn waits_for_credit(&self) -> bool {
-        false
-    }
-    /// When [`Session::on_timeout`] is due.
+
+    /// When [`Session::on_timeout`] is due; may move with every other call.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Nanos> {
-        None
+        if self.ended.is_some() {
+            return None;
+        }
+        let stall = (self.signaled_flights > 0).then(|| self.stall_deadline());
+        [stall, self.outbox.next_deadline()].into_iter().flatten().min()
     }
-    /// Deadlines.
-    pub fn on_timeout(&mut self, now: Nanos) {}
-    /// Ends it, after the endpoints were fenced and drained.
-    pub fn close(&mut self, reason: EndReason) -> Closed {
-        let carry = std::mem::take(&mut self.setup.carry);
-        Closed { failed: Vec::new(), partial_seqs: Vec::new(), carry, counters: Counters::default() }
-    }
-    /// For `stats`.
-    pub fn stats(&self) -> SessionStats {
-        SessionStats {
-            epoch: self.setup.epoch.0,
-            ended: None,
-            counters: Counters::default(),
-            transfers: 0,
-            outstanding_bytes: 0,
-            tails_waiting: 0,
-            notifications_waiting: 0,
-            unpopped_messages: 0,
-            unpopped_bytes: 0,
-            withholding_credit: false,
-            endpoints: Vec::new(),
-            waiters: Vec::new(),
+
+    /// Deadlines of notifications and the watchdog.
+    pub fn on_timeout(&mut self, now: Nanos) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.expire_notes(now);
+        if self.signaled_flights > 0 && now >= self.stall_deadline() {
+            let waited_ms = now.since(self.last_progress) / 1_000_000;
+            self.end(EndReason::Stalled { waited_ms, outstanding_bytes: self.outstanding_bytes });
         }
     }
+
+    fn stall_deadline(&self) -> Nanos {
+        let limits = &self.setup.limits;
+        let rate = limits.stall_bytes_per_second.max(1);
+        let transfer_ms = self.outstanding_bytes.saturating_mul(1000) / rate;
+        self.last_progress.plus_ms(limits.stall_ms.max(transfer_ms))
+    }
+
+    /// Ends it, after the endpoints were fenced and drained and all events were taken. `reason` is told to unfinished
+    /// transfers unless the session knows a better one.
+    pub fn close(&mut self, reason: EndReason) -> Closed {
+        let reason = self.ended.get_or_insert(reason).clone();
+        self.deaf = true;
+        let failed = self.transfers.fail_all(&reason);
+        self.counters.transfers_failed += failed.len() as u64;
+        let (unacknowledged, next_notify_seq) = self.outbox.carry();
+        let carry = Carry {
+            next_notify_seq,
+            unacknowledged,
+            seen: self.seen.clone(),
+            unpopped_messages: self.unpopped.messages,
+            unpopped_bytes: self.unpopped.bytes,
+        };
+        Closed { failed, partial_seqs: self.inbound.partial().collect(), carry, counters: self.counters }
+    }
+
     /// Longest message of a transfer or a standalone notification.
     pub fn message_limit(&self) -> usize {
-        self.setup
-            .lanes
+        self.message_limit
+    }
+
+    /// Why it ended, once it has.
+    pub fn end_reason(&self) -> Option<&EndReason> {
+        self.ended.as_ref()
+    }
+
+    /// What the handshake settled.
+    pub fn setup(&self) -> &SessionSetup {
+        &self.setup
+    }
+
+    /// Layout of the credit pages.
+    pub fn credit_page(&self) -> CreditPage {
+        self.page
+    }
+
+    pub(crate) fn check_message(&self, message: &[u8]) -> Result<(), SubmitError> {
+        let limit = self.message_limit;
+        if message.len() > limit {
+            return Err(SubmitError::MessageTooLong { len: message.len(), limit });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end(&mut self, reason: EndReason) {
+        if self.ended.is_none() {
+            self.events.push_back(Event::EndEpoch { reason: reason.clone() });
+            self.ended = Some(reason);
+        }
+    }
+
+    pub(crate) fn violate(&mut self, violation: Violation) {
+        self.deaf = true;
+        self.end(EndReason::Violation(violation));
+    }
+
+    pub(crate) fn port(&self, ring: RingId) -> &Port {
+        match ring {
+            RingId::Control => &self.control,
+            RingId::Lane(LaneId(lane)) => &self.lanes[usize::from(lane)],
+        }
+    }
+
+    pub(crate) fn port_mut(&mut self, ring: RingId) -> &mut Port {
+        match ring {
+            RingId::Control => &mut self.control,
+            RingId::Lane(LaneId(lane)) => &mut self.lanes[usize::from(lane)],
+        }
+    }
+
+    fn ring_of(&self, endpoint: EndpointId) -> Option<RingId> {
+        self.lanes
             .iter()
-            .chain([&self.setup.control])
-            .map(|l| message_limit(l.ring_bytes))
-            .min()
-            .unwrap_or(0)
+            .chain([&self.control])
+            .find(|port| port.endpoint == endpoint)
+            .map(|port| port.ring_id)
     }
 }

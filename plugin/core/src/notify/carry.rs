@@ -23,17 +23,25 @@ pub struct Standalone {
     pub deadline: Nanos,
 }
 
-/// Moves from epoch to epoch of a session, and collects notifications while there is none.
+/// Moves from epoch to epoch of a session, and collects notifications while there is none. Also counts what the host has not popped.
 #[derive(Clone, Debug)]
 pub struct Carry {
     pub(crate) next_notify_seq: u64,
     pub(crate) unacknowledged: VecDeque<Standalone>,
     pub(crate) seen: NotifyWindow,
+    pub(crate) unpopped_messages: u64,
+    pub(crate) unpopped_bytes: u64,
 }
 
 impl Default for Carry {
     fn default() -> Self {
-        Carry { next_notify_seq: 1, unacknowledged: VecDeque::new(), seen: NotifyWindow::default() }
+        Carry {
+            next_notify_seq: 1,
+            unacknowledged: VecDeque::new(),
+            seen: NotifyWindow::default(),
+            unpopped_messages: 0,
+            unpopped_bytes: 0,
+        }
     }
 }
 
@@ -80,6 +88,12 @@ impl Carry {
     /// Earliest deadline.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.unacknowledged.iter().map(|one| one.deadline).min()
+    }
+
+    /// The host took messages that an earlier epoch delivered.
+    pub fn on_popped(&mut self, messages: u64, bytes: u64) {
+        self.unpopped_messages = self.unpopped_messages.saturating_sub(messages);
+        self.unpopped_bytes = self.unpopped_bytes.saturating_sub(bytes);
     }
 
     /// Waiting notifications.

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::credit::CreditViolation;
 use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
+use crate::ledger::NotInFlight;
 use crate::notify::{Carry, RecordError};
 use crate::sequence::ImmError;
 
@@ -198,6 +199,9 @@ pub enum XferFailure {
         /// Length.
         len_bytes: u32,
     },
+    /// A message without data was not posted by its deadline.
+    #[error("the notification expired before it could be posted")]
+    Expired,
     /// The epoch ended before it was known to be complete. It may or may not have notified.
     #[error("the connection ended: {0}")]
     EpochEnded(EndReason),
@@ -226,6 +230,14 @@ pub enum EndReason {
         taken: usize,
         /// Offered.
         offered: usize,
+    },
+    /// The fabric reports a completion of something that is not in flight.
+    #[error("{endpoint:?}: {error}")]
+    BadCompletion {
+        /// Where.
+        endpoint: EndpointId,
+        /// What.
+        error: NotInFlight,
     },
     /// Work outstanding and no completion.
     #[error("no completion for {waited_ms} ms with {outstanding_bytes} bytes outstanding")]

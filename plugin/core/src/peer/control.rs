@@ -1,0 +1,460 @@
+//! The control endpoint: standalone notifications out, credit words out, RECVs reposted.
+
+use std::collections::VecDeque;
+
+use baton_fabric::ExtraOp;
+
+use super::port::Cargo;
+use super::{Event, ExtraStep, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure};
+use crate::credit::{CreditWord, WORD_BYTES};
+use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
+use crate::notify::{RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone};
+use crate::sequence::{Imm, ImmKind};
+
+/// Send-queue entries of the control endpoint that only credit words use.
+const CREDIT_ENTRIES: u32 = 8;
+
+/// At the latest every n-th credit write is signaled.
+const CREDIT_SIGNAL_EVERY: u32 = 4;
+
+/// Message buffers kept for reuse.
+const SPARE_BUFFERS: usize = 64;
+
+/// A notification waiting for its turn or its acknowledgement.
+#[derive(Debug)]
+pub(crate) struct Note {
+    one: Standalone,
+    /// The transfer without bytes that this is.
+    pub(crate) xfer: Option<u32>,
+    since: Nanos,
+}
+
+/// Standalone notifications, first in first out.
+///
+/// ```text
+///   front … posted                posted … back
+///     | in flight, acknowledged in order |  waiting  |
+/// ```
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    queue: VecDeque<Note>,
+    posted: usize,
+    bytes: u64,
+    next_seq: u64,
+    spare: Vec<Vec<u8>>,
+    /// Not later than the earliest deadline of those waiting.
+    earliest: Nanos,
+}
+
+impl Outbox {
+    pub(crate) fn new(carried: VecDeque<Standalone>, next_seq: u64) -> Outbox {
+        let mut outbox = Outbox {
+            queue: VecDeque::with_capacity(carried.len().max(64)),
+            posted: 0,
+            bytes: 0,
+            next_seq,
+            spare: Vec::with_capacity(SPARE_BUFFERS),
+            earliest: Nanos(u64::MAX),
+        };
+        for one in carried {
+            outbox.push(Note { one, xfer: None, since: Nanos(0) });
+        }
+        outbox
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len() - self.posted
+    }
+
+    /// First waiting note: (number, since when).
+    pub(crate) fn first_waiting(&self) -> Option<(NotifySeq, Nanos)> {
+        self.queue.get(self.posted).map(|note| (note.one.seq, note.since))
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        (self.waiting() > 0 && self.earliest.0 < u64::MAX).then_some(self.earliest)
+    }
+
+    /// Everything that no transfer will report, for the next epoch.
+    pub(crate) fn carry(&mut self) -> (VecDeque<Standalone>, u64) {
+        self.posted = 0;
+        let notes = std::mem::take(&mut self.queue);
+        (notes.into_iter().filter(|note| note.xfer.is_none()).map(|note| note.one).collect(), self.next_seq)
+    }
+
+    fn push(&mut self, note: Note) {
+        self.bytes += note.one.message.len() as u64;
+        self.earliest = self.earliest.min(note.one.deadline);
+        self.queue.push_back(note);
+    }
+
+    fn release(&mut self, note: Note) {
+        self.bytes -= note.one.message.len() as u64;
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(note.one.message);
+        }
+    }
+
+    fn buffer_with(&mut self, message: &[u8]) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(512));
+        buffer.clear();
+        buffer.extend_from_slice(message);
+        buffer
+    }
+}
+
+/// Credit on its way to the peer.
+#[derive(Debug)]
+pub(crate) struct CreditOut {
+    /// Something changed that may be worth telling.
+    pub(crate) check: bool,
+    /// Tell everything, however little.
+    flush: bool,
+    /// Credit writes in flight.
+    pub(crate) in_flight: u32,
+    entries: u32,
+    signal_every: u32,
+    unsignaled: u32,
+}
+
+impl CreditOut {
+    pub(crate) fn new(sq_depth: u32) -> CreditOut {
+        let entries = CREDIT_ENTRIES.min(sq_depth / 2);
+        CreditOut {
+            check: false,
+            flush: false,
+            in_flight: 0,
+            entries,
+            // Half of the entries at most, so that a completion is always on its way before they run out.
+            signal_every: CREDIT_SIGNAL_EVERY.min(entries / 2).max(1),
+            unsignaled: 0,
+        }
+    }
+}
+
+impl Session {
+    /// Queues a standalone notification; given up at `deadline` if it has not been posted by then.
+    pub fn notify(&mut self, now: Nanos, message: &[u8], deadline: Nanos) -> Result<NotifySeq, SubmitError> {
+        if self.ended.is_some() {
+            return Err(SubmitError::Ended);
+        }
+        self.check_message(message)?;
+        self.queue_note(now, message, deadline, None)
+    }
+
+    /// A transfer without bytes is a standalone notification whose acknowledgement completes it.
+    pub(crate) fn submit_message_only(
+        &mut self,
+        now: Nanos,
+        token: u64,
+        message: &[u8],
+    ) -> Result<(), SubmitError> {
+        let xfer = self.transfers.take_message_only(token, now)?;
+        let queued = self.queue_note(now, message, Nanos(u64::MAX), Some(xfer));
+        if queued.is_err() {
+            self.transfers.release(xfer);
+        }
+        queued.map(drop)
+    }
+
+    fn queue_note(
+        &mut self,
+        now: Nanos,
+        message: &[u8],
+        deadline: Nanos,
+        xfer: Option<u32>,
+    ) -> Result<NotifySeq, SubmitError> {
+        let (limits, outbox) = (&self.setup.limits, &mut self.outbox);
+        let count = outbox.queue.len() as u32;
+        if count >= limits.max_notifications
+            || outbox.bytes + message.len() as u64 > limits.max_notification_bytes
+        {
+            return Err(SubmitError::TooManyNotifications {
+                count,
+                bytes: outbox.bytes,
+                max_count: limits.max_notifications,
+                max_bytes: limits.max_notification_bytes,
+            });
+        }
+        let seq = NotifySeq(outbox.next_seq);
+        outbox.next_seq += 1;
+        let message = outbox.buffer_with(message);
+        outbox.push(Note { one: Standalone { seq, message, deadline }, xfer, since: now });
+        Ok(seq)
+    }
+
+    /// The next standalone notification: ring bytes, then a RECV, then an entry that credit does not need.
+    pub(crate) fn decide_note(&mut self, mem: &dyn SessionMemory) -> Option<PostStep> {
+        let note = self.outbox.queue.get(self.outbox.posted)?;
+        let record_bytes = (RECORD_HEADER_BYTES + note.one.message.len()) as u32;
+        if !self.has_room_for_note() {
+            return None;
+        }
+        if !self.control.has_credit_for_record(record_bytes)
+            && !(self.refresh(RingId::Control, mem) && self.control.has_credit_for_record(record_bytes))
+        {
+            return None;
+        }
+        let note = &self.outbox.queue[self.outbox.posted];
+        let scope = RecordScope::Standalone { seq: note.one.seq };
+        RecordHeader::encode(self.setup.epoch, scope, &note.one.message, &mut self.scratch);
+        self.outbox.posted += 1;
+        self.counters.notifications_sent += 1;
+        let imm = Imm::of(ImmKind::Record, 1, XferSeq(0));
+        let extra = self.place_record(RingId::Control, imm, false, mem);
+        Some(PostStep {
+            ring: RingId::Control,
+            work: None,
+            imm: None,
+            extra: Some(extra),
+            bytes: 0,
+            signaled: true,
+            what: Cargo::Note,
+        })
+    }
+
+    fn has_room_for_note(&self) -> bool {
+        let for_credit = self.credit_out.entries.saturating_sub(self.credit_out.in_flight);
+        self.control.ledger.free() > for_credit
+    }
+
+    pub(crate) fn note_waits_for_credit(&self) -> bool {
+        let Some(note) = self.outbox.queue.get(self.outbox.posted) else { return false };
+        let record_bytes = (RECORD_HEADER_BYTES + note.one.message.len()) as u32;
+        self.has_room_for_note() && !self.control.has_credit_for_record(record_bytes)
+    }
+
+    /// Consumes a RECV and ring bytes for the record in the scratch buffer. That both are there was checked.
+    pub(crate) fn place_record(
+        &mut self,
+        ring: RingId,
+        imm: Imm,
+        fenced: bool,
+        mem: &dyn SessionMemory,
+    ) -> ExtraStep {
+        let record_bytes = self.scratch.len() as u32;
+        let inline = record_bytes <= self.setup.caps.inline_bytes;
+        let port = self.port_mut(ring);
+        let placement = port.ring_out.place(record_bytes);
+        port.bytes_out.try_reserve(placement.charge).expect("ring bytes were checked").commit();
+        port.recv_out.try_reserve(1).expect("a RECV was checked").commit();
+        port.ring_out.advance(placement);
+        let (remote_addr, remote_key) = (port.peer_ring_addr, port.peer_ring_key);
+        let staged = (!inline).then(|| mem.stage_record(ring, placement.offset, &self.scratch));
+        ExtraStep {
+            op: ExtraOp::WriteImm(imm.encode()),
+            from_scratch: true,
+            staged,
+            remote_addr: remote_addr + u64::from(placement.offset),
+            remote_key,
+            fenced,
+        }
+    }
+
+    /// The oldest notification in flight has reached the peer.
+    pub(crate) fn on_note_done(&mut self) {
+        let note = self.outbox.queue.pop_front().expect("a note in flight is in the queue");
+        self.outbox.posted -= 1;
+        if let Some(xfer) = note.xfer {
+            self.finish(xfer, Ok(()));
+        }
+        self.outbox.release(note);
+    }
+
+    /// Takes the waiting note of a canceled transfer out; `false` when it is in flight already.
+    pub(crate) fn cancel_note(&mut self, xfer: u32) -> bool {
+        let posted = self.outbox.posted;
+        let at = self.outbox.queue.iter().skip(posted).position(|note| note.xfer == Some(xfer));
+        let Some(note) = at.and_then(|at| self.outbox.queue.remove(posted + at)) else { return false };
+        self.outbox.release(note);
+        true
+    }
+
+    pub(crate) fn expire_notes(&mut self, now: Nanos) {
+        if self.outbox.waiting() == 0 || now < self.outbox.earliest {
+            return;
+        }
+        let mut at = self.outbox.posted;
+        let mut earliest = Nanos(u64::MAX);
+        while let Some(note) = self.outbox.queue.get(at) {
+            if note.one.deadline > now {
+                earliest = earliest.min(note.one.deadline);
+                at += 1;
+                continue;
+            }
+            let note = self.outbox.queue.remove(at).expect("just looked at");
+            self.counters.notifications_expired += 1;
+            self.events.push_back(Event::NotifyExpired { seq: note.one.seq });
+            if let Some(xfer) = note.xfer {
+                self.finish(xfer, Err(XferFailure::Expired));
+            }
+            self.outbox.release(note);
+        }
+        self.outbox.earliest = earliest;
+    }
+
+    /// Announces everything, before the receiver idles: [`Session::next_action`] then yields RECVs and credit words.
+    pub fn flush_credit(&mut self) {
+        self.credit_out.flush = true;
+        self.credit_out.check = true;
+    }
+
+    /// Re-reads the credit page where something may wait for it; `true`: there is more credit.
+    pub fn poll_credit(&mut self, _now: Nanos, mem: &dyn SessionMemory) -> bool {
+        if self.ended.is_some() {
+            return false;
+        }
+        let lanes = (0..self.lanes.len() as u8).map(|lane| RingId::Lane(LaneId(lane)));
+        let mut raised = self.refresh(RingId::Control, mem);
+        for ring in lanes {
+            raised |= self.refresh(ring, mem);
+        }
+        raised
+    }
+
+    /// Re-reads the credit words of one endpoint; `true`: there is more credit.
+    pub(crate) fn refresh(&mut self, ring: RingId, mem: &dyn SessionMemory) -> bool {
+        let (page, epoch) = (self.page, self.setup.epoch);
+        match self.port_mut(ring).refresh_credit(page, epoch, mem) {
+            Ok(refreshed) => {
+                self.counters.credit_words_stale += refreshed.stale;
+                refreshed.raised
+            }
+            Err(error) => {
+                self.violate(super::Violation::Credit { ring, error });
+                false
+            }
+        }
+    }
+
+    /// RECVs first, then the words that announce them.
+    pub(crate) fn decide_credit(&mut self) -> Option<Step> {
+        if !self.credit_out.check {
+            return None;
+        }
+        if let Some(step) = self.decide_recv() {
+            return Some(step);
+        }
+        if self.first_due(0).is_none() {
+            self.credit_out.check = false;
+            self.credit_out.flush = false;
+            return None;
+        }
+        let out = &self.credit_out;
+        if out.in_flight >= out.entries || self.control.ledger.free() == 0 {
+            return None;
+        }
+        Some(Step::Post(self.credit_words()))
+    }
+
+    fn decide_recv(&mut self) -> Option<Step> {
+        let flush = self.credit_out.flush;
+        for port in self.lanes.iter_mut().chain([&mut self.control]) {
+            let n = port.recv_in.to_grant();
+            if n > 0 && (flush || n >= port.recv_threshold()) {
+                port.recv_in.grant(n);
+                self.counters.receives_reposted += n;
+                return Some(Step::Recv { endpoint: port.endpoint, count: n as u32 });
+            }
+        }
+        None
+    }
+
+    fn ring_of_word(word: usize) -> RingId {
+        if word < 2 { RingId::Control } else { RingId::Lane(LaneId((word / 2 - 1) as u8)) }
+    }
+
+    /// Whether a word may be told at all, and whether it should be.
+    fn word_due(&self, word: usize) -> (bool, bool) {
+        let port = self.port(Self::ring_of_word(word));
+        let (unannounced, threshold) = if word % 2 == 0 {
+            (port.recv_in.unannounced(), port.recv_threshold())
+        } else {
+            (port.bytes_in.unannounced(), port.bytes_threshold())
+        };
+        // RECVs of the control endpoint are never withheld: frames need them too.
+        let may = unannounced > 0 && (word == 0 || !self.withholds());
+        (may, may && (self.credit_out.flush || unannounced >= threshold))
+    }
+
+    fn first_due(&self, from: usize) -> Option<usize> {
+        (from..self.page.words()).find(|&word| self.word_due(word).1)
+    }
+
+    /// One WRITE from the first word that is due to the last one in reach; what lies between goes along.
+    fn credit_words(&mut self) -> PostStep {
+        let first = self.first_due(0).expect("checked by the caller");
+        let reach = (self.setup.caps.inline_bytes as usize / WORD_BYTES).max(1);
+        let end = (first + reach).min(self.page.words());
+        let last = (first..end).rev().find(|&word| self.word_due(word).0).unwrap_or(first);
+        self.scratch.clear();
+        for word in first..=last {
+            let may = self.word_due(word).0;
+            let epoch = self.setup.epoch;
+            let port = self.port_mut(Self::ring_of_word(word));
+            let credit = if word % 2 == 0 { &mut port.recv_in } else { &mut port.bytes_in };
+            let count = if may { credit.announce() } else { credit.announced() };
+            self.scratch.extend_from_slice(&CreditWord::encode(epoch, count).to_le_bytes());
+        }
+        let out = &mut self.credit_out;
+        out.in_flight += 1;
+        let bytes = self.scratch.len() as u64;
+        let signaled = out.unsignaled + 1 >= out.signal_every || self.control.ledger.must_signal(1, bytes);
+        out.unsignaled = if signaled { 0 } else { out.unsignaled + 1 };
+        self.counters.credit_writes += 1;
+        PostStep {
+            ring: RingId::Control,
+            work: None,
+            imm: None,
+            extra: Some(ExtraStep {
+                op: ExtraOp::Write,
+                from_scratch: true,
+                staged: None,
+                remote_addr: self.setup.peer_credit_addr + (first * WORD_BYTES) as u64,
+                remote_key: self.setup.peer_credit_key,
+                fenced: false,
+            }),
+            bytes: 0,
+            signaled,
+            what: Cargo::Credit,
+        }
+    }
+
+    /// Where something waits for room and nothing in flight will complete, a signaled zero-length WRITE makes it so.
+    pub(crate) fn decide_leftovers(&mut self) -> Option<PostStep> {
+        let waits = |session: &Session, port: &super::Port| match port.ring_id {
+            RingId::Control => {
+                session.outbox.waiting() > 0 && !session.has_room_for_note()
+                    || session.credit_out.check && session.credit_out.in_flight >= session.credit_out.entries
+            }
+            RingId::Lane(_) => !port.turns.is_empty() || !session.tails.is_empty(),
+        };
+        let port = self
+            .lanes
+            .iter()
+            .chain([&self.control])
+            .find(|port| port.ledger.needs_flush() && port.ledger.free() > 0 && waits(self, port))?;
+        let (ring, remote_addr, remote_key) = (port.ring_id, port.peer_ring_addr, port.peer_ring_key);
+        self.counters.leftover_flushes += 1;
+        Some(PostStep {
+            ring,
+            work: None,
+            imm: None,
+            extra: Some(ExtraStep {
+                op: ExtraOp::Write,
+                from_scratch: false,
+                staged: None,
+                remote_addr,
+                remote_key,
+                fenced: false,
+            }),
+            bytes: 0,
+            signaled: true,
+            what: Cargo::Leftover,
+        })
+    }
+}

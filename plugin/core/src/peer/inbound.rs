@@ -1,0 +1,170 @@
+//! What the peer sends: immediates and the records behind them.
+
+use super::{Event, RingId, Session, SessionMemory, Violation};
+use crate::ids::XferSeq;
+use crate::notify::{Arrival, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};
+use crate::sequence::{Imm, ImmError, ImmKind};
+
+/// Messages held for the host.
+#[derive(Debug)]
+pub(crate) struct Unpopped {
+    /// Delivered and not popped; moves to the next epoch.
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    /// Of transfers that are not complete yet.
+    partial_messages: u64,
+    partial_bytes: u64,
+}
+
+impl Unpopped {
+    pub(crate) fn new(messages: u64, bytes: u64) -> Unpopped {
+        Unpopped { messages, bytes, partial_messages: 0, partial_bytes: 0 }
+    }
+
+    pub(crate) fn held_messages(&self) -> u64 {
+        self.messages + self.partial_messages
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.bytes + self.partial_bytes
+    }
+}
+
+impl Session {
+    /// The host took that many messages of this peer, of that many bytes together.
+    pub fn on_popped(&mut self, messages: u64, bytes: u64) {
+        self.unpopped.messages = self.unpopped.messages.saturating_sub(messages);
+        self.unpopped.bytes = self.unpopped.bytes.saturating_sub(bytes);
+        self.credit_out.check = true;
+    }
+
+    /// Above the limits the peer gets no more credit until the host pops: back-pressure instead of memory growth.
+    pub(crate) fn withholds(&self) -> bool {
+        let limits = &self.setup.limits;
+        self.unpopped.held_messages() > limits.unpopped_messages
+            || self.unpopped.held_bytes() > limits.unpopped_bytes
+    }
+
+    pub(crate) fn on_immediate(&mut self, ring: RingId, imm: u32, mem: &dyn SessionMemory) {
+        if self.deaf {
+            self.counters.late_ignored += 1;
+            return;
+        }
+        self.credit_out.check = true;
+        let outcome = self.take_recv(ring).and_then(|()| self.take_immediate(ring, imm, mem));
+        if let Err(violation) = outcome {
+            self.violate(violation);
+        }
+    }
+
+    fn take_recv(&mut self, ring: RingId) -> Result<(), Violation> {
+        let recv = &mut self.port_mut(ring).recv_in;
+        if recv.receive(1) {
+            return Ok(());
+        }
+        Err(Violation::TooManyReceives { ring, received: recv.received() + 1, granted: recv.announced() })
+    }
+
+    fn take_immediate(&mut self, ring: RingId, imm: u32, mem: &dyn SessionMemory) -> Result<(), Violation> {
+        let wrong = |error| Violation::Immediate { imm, ring, error };
+        let decoded = Imm::decode(imm).map_err(wrong)?;
+        let RingId::Lane(lane) = ring else {
+            if decoded.kind == ImmKind::Tail {
+                return Err(Violation::TailOnControl { imm });
+            }
+            if (decoded.lanes, decoded.seq_low) != (1, 0) {
+                return Err(wrong(ImmError::Standalone));
+            }
+            return self.take_standalone(mem);
+        };
+        let limit = self.lanes.len() as u8;
+        if decoded.lanes > limit {
+            return Err(wrong(ImmError::Lanes { lanes: decoded.lanes, limit }));
+        }
+        let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
+        let arrival = match decoded.kind {
+            ImmKind::Tail => Arrival::Tail,
+            ImmKind::Record => Arrival::Record(self.take_transfer_record(ring, seq, decoded.lanes, mem)?),
+        };
+        if let Some(message) = self.inbound.arrive(seq, decoded.lanes, lane, arrival)? {
+            self.unpopped.partial_messages -= 1;
+            self.unpopped.partial_bytes -= message.len() as u64;
+            self.deliver(message);
+        }
+        Ok(())
+    }
+
+    fn take_transfer_record(
+        &mut self,
+        ring: RingId,
+        seq: XferSeq,
+        lanes: u8,
+        mem: &dyn SessionMemory,
+    ) -> Result<Vec<u8>, Violation> {
+        let (header, message) = self.copy_record(ring, mem)?;
+        if header.scope != (RecordScope::Transfer { seq, lanes }) {
+            return Err(misplaced(ring, header.scope));
+        }
+        self.unpopped.partial_messages += 1;
+        self.unpopped.partial_bytes += message.len() as u64;
+        Ok(message)
+    }
+
+    fn take_standalone(&mut self, mem: &dyn SessionMemory) -> Result<(), Violation> {
+        let (header, message) = self.copy_record(RingId::Control, mem)?;
+        let RecordScope::Standalone { seq } = header.scope else {
+            return Err(misplaced(RingId::Control, header.scope));
+        };
+        if self.seen.insert(seq) {
+            self.deliver(message);
+        } else {
+            self.counters.duplicates_dropped += 1;
+        }
+        Ok(())
+    }
+
+    /// Copies the record at the reader's cursor out, *then* checks it, then its bytes are free.
+    fn copy_record(
+        &mut self,
+        ring: RingId,
+        mem: &dyn SessionMemory,
+    ) -> Result<(RecordHeader, Vec<u8>), Violation> {
+        let epoch = self.setup.epoch;
+        let port = self.port_mut(ring);
+        let limit = port.ring_in.max_record_bytes() - RECORD_HEADER_BYTES as u32;
+        let offset = port.ring_in.next_offset();
+        let bad = |error| Violation::Record { ring, error };
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        mem.read_record(ring, offset, &mut bytes);
+        let header = RecordHeader::decode(&bytes, epoch, limit).map_err(bad)?;
+        let mut message = vec![0; header.len as usize];
+        if !message.is_empty() {
+            mem.read_record(ring, offset + RECORD_HEADER_BYTES as u32, &mut message);
+        }
+        header.check(&bytes, &message).map_err(bad)?;
+        let placement = port.ring_in.place(RECORD_HEADER_BYTES as u32 + header.len);
+        let ring_bytes = &mut port.bytes_in;
+        if !ring_bytes.receive(placement.charge) {
+            let received = ring_bytes.received() + placement.charge;
+            return Err(Violation::TooManyReceives { ring, received, granted: ring_bytes.announced() });
+        }
+        ring_bytes.grant(placement.charge);
+        port.ring_in.advance(placement);
+        Ok((header, message))
+    }
+
+    fn deliver(&mut self, message: Vec<u8>) {
+        self.unpopped.messages += 1;
+        self.unpopped.bytes += message.len() as u64;
+        self.counters.messages_received += 1;
+        self.events.push_back(Event::Delivered { message });
+    }
+}
+
+fn misplaced(ring: RingId, scope: RecordScope) -> Violation {
+    let (lanes, seq, notify_seq) = match scope {
+        RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
+        RecordScope::Standalone { seq } => (1, 0, seq.0),
+    };
+    Violation::Record { ring, error: RecordError::Scope { lanes, seq, notify_seq } }
+}

@@ -1,0 +1,129 @@
+//! One endpoint of a session: its send queue, its credit in both directions and its rings.
+
+use std::collections::VecDeque;
+
+use baton_fabric::EndpointId;
+
+use super::{LaneSetup, MIN_SQ_DEPTH, RingId};
+use crate::credit::{CreditPage, CreditViolation, RecvCredit, SendCredit, WordOutcome};
+use crate::ids::Epoch;
+use crate::ledger::Ledger;
+use crate::notify::Ring;
+use crate::peer::SessionMemory;
+
+/// Send-queue entries that data leaves to tails, so that a stream of data never starves them.
+pub(crate) const TAIL_HEADROOM: u32 = 2;
+
+/// A batch in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flight {
+    pub(crate) first_seq: u64,
+    pub(crate) last_seq: u64,
+    pub(crate) bytes: u64,
+    pub(crate) signaled: bool,
+    pub(crate) what: Cargo,
+}
+
+/// What a batch carries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cargo {
+    /// Work requests (and perhaps a tail) of a transfer.
+    Transfer { xfer: u32, first_template: u32, templates: u32 },
+    /// A standalone notification; they are acknowledged in order.
+    Note,
+    /// Credit words.
+    Credit,
+    /// The zero-length WRITE that retires leftovers.
+    Leftover,
+}
+
+/// An endpoint.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) ring_id: RingId,
+    pub(crate) endpoint: EndpointId,
+    pub(crate) ledger: Ledger,
+    pub(crate) flights: VecDeque<Flight>,
+    /// Transfers with data to post here, in turn.
+    pub(crate) turns: VecDeque<u32>,
+    pub(crate) recv_out: SendCredit,
+    pub(crate) bytes_out: SendCredit,
+    pub(crate) ring_out: Ring,
+    pub(crate) peer_ring_addr: u64,
+    pub(crate) peer_ring_key: u64,
+    pub(crate) recv_in: RecvCredit,
+    pub(crate) bytes_in: RecvCredit,
+    pub(crate) ring_in: Ring,
+    rq_depth: u32,
+}
+
+impl Port {
+    pub(crate) fn new(ring_id: RingId, setup: &LaneSetup) -> Port {
+        let LaneSetup { sq_depth, rq_depth, ring_bytes, .. } = *setup;
+        assert!(sq_depth >= MIN_SQ_DEPTH, "a send queue of {sq_depth} on {ring_id:?}");
+        assert!(rq_depth >= 1, "no RECV on {ring_id:?}");
+        let ring = Ring::new(ring_bytes);
+        Port {
+            ring_id,
+            endpoint: setup.endpoint,
+            ledger: Ledger::new(sq_depth),
+            // A flight holds at least one entry of the send queue, so this never grows.
+            flights: VecDeque::with_capacity(sq_depth as usize),
+            turns: VecDeque::with_capacity(64),
+            recv_out: SendCredit::new(u64::from(rq_depth)),
+            bytes_out: SendCredit::new(u64::from(ring_bytes)),
+            ring_out: ring,
+            peer_ring_addr: setup.peer_ring_addr,
+            peer_ring_key: setup.peer_ring_key,
+            recv_in: RecvCredit::new(u64::from(rq_depth)),
+            bytes_in: RecvCredit::new(u64::from(ring_bytes)),
+            ring_in: ring,
+            rq_depth,
+        }
+    }
+
+    /// Work requests of a slice at most.
+    pub(crate) fn slice_wrs(&self, limit: u32) -> u32 {
+        limit.min(self.ledger.depth() / 4).max(1)
+    }
+
+    /// Whether `n` work requests of data fit and leave room for tails.
+    pub(crate) fn has_room_for_data(&self, n: u32) -> bool {
+        self.ledger.free() >= n.saturating_add(TAIL_HEADROOM)
+    }
+
+    /// Whether a record of that length could go now, as far as credit is concerned.
+    pub(crate) fn has_credit_for_record(&self, record_bytes: u32) -> bool {
+        self.recv_out.available() >= 1
+            && self.bytes_out.available() >= self.ring_out.place(record_bytes).charge
+    }
+
+    /// RECVs to post before it is worth telling.
+    pub(crate) fn recv_threshold(&self) -> u64 {
+        u64::from((self.rq_depth / 4).max(1))
+    }
+
+    /// Ring bytes to free before it is worth telling.
+    pub(crate) fn bytes_threshold(&self) -> u64 {
+        u64::from(self.ring_in.size_bytes() / 8)
+    }
+
+    /// Looks at both credit words of this endpoint.
+    pub(crate) fn refresh_credit(
+        &mut self,
+        page: CreditPage,
+        epoch: Epoch,
+        mem: &dyn SessionMemory,
+    ) -> Result<Refreshed, CreditViolation> {
+        let recv = self.recv_out.on_word(mem.load_credit(page.recv_word(self.ring_id)), epoch)?;
+        let bytes = self.bytes_out.on_word(mem.load_credit(page.ring_word(self.ring_id)), epoch)?;
+        let count = |outcome| u64::from(recv == outcome) + u64::from(bytes == outcome);
+        Ok(Refreshed { raised: count(WordOutcome::Raised) > 0, stale: count(WordOutcome::Stale) })
+    }
+}
+
+/// What the credit words told.
+pub(crate) struct Refreshed {
+    pub(crate) raised: bool,
+    pub(crate) stale: u64,
+}
