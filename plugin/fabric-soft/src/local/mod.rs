@@ -1,0 +1,1 @@
+//! Software fabric between two processes of one host.
