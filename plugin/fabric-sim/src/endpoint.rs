@@ -1,0 +1,161 @@
+//! Endpoints and the flows between them.
+
+use baton_fabric::{Completion, CompletionKind, EndpointConfig, EndpointId, RecvSlot, WcStatus};
+use std::collections::VecDeque;
+
+/// An endpoint of a node.
+pub(crate) type Qp = (usize, EndpointId);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Not yet connected.
+    Created,
+    /// Working.
+    Connected,
+    /// Fenced, not yet quiet: starts nothing more, but what is on its way goes on.
+    Draining,
+    /// Touches nothing any more.
+    Error,
+}
+
+/// Where the bytes of a work request come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// Copied by `post`.
+    Inline(Vec<u8>),
+    /// Read from here (address, key, length) when it starts.
+    Memory(u64, u64, usize),
+}
+
+#[derive(Debug)]
+pub(crate) enum WrKind {
+    Write { source: Source, remote_addr: u64, remote_key: u64, imm: Option<u32> },
+    Send { source: Source },
+    Read { local_addr: u64, local_key: u64, len: usize, remote_addr: u64, remote_key: u64 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Wr {
+    pub seq: u64,
+    pub kind: WrKind,
+    pub signaled: bool,
+    pub fenced: bool,
+    pub done: Option<WcStatus>,
+}
+
+impl Wr {
+    pub fn is_read(&self) -> bool {
+        matches!(self.kind, WrKind::Read { .. })
+    }
+}
+
+pub(crate) struct Endpoint {
+    pub config: EndpointConfig,
+    pub state: State,
+    pub peer: Option<Qp>,
+    /// Flow towards the peer.
+    pub flow: usize,
+    /// Posted and not completed, in order; the first `launched` have started.
+    pub sq: VecDeque<Wr>,
+    pub launched: usize,
+    pub launch_scheduled: bool,
+    /// A local fault stands in the queue: nothing behind it starts.
+    pub launch_blocked: bool,
+    /// Sequence of the next work request.
+    pub posted: Option<u64>,
+    /// Send-queue slots in use until a completion that covers them is polled.
+    pub unpolled_sends: VecDeque<u64>,
+    pub rq: VecDeque<RecvSlot>,
+    /// RECVs posted and not yet polled.
+    pub unpolled_recvs: u32,
+}
+
+impl Endpoint {
+    pub fn new(config: EndpointConfig) -> Endpoint {
+        Endpoint {
+            config,
+            state: State::Created,
+            peer: None,
+            flow: usize::MAX,
+            sq: VecDeque::new(),
+            launched: 0,
+            launch_scheduled: false,
+            launch_blocked: false,
+            posted: None,
+            unpolled_sends: VecDeque::new(),
+            rq: VecDeque::new(),
+            unpolled_recvs: 0,
+        }
+    }
+
+    /// Frees what a completion frees, once the owner has seen it.
+    pub fn on_polled(&mut self, completion: &Completion) {
+        if completion.kind == CompletionKind::Send {
+            while self.unpolled_sends.front().is_some_and(|seq| *seq <= completion.seq) {
+                self.unpolled_sends.pop_front();
+            }
+        } else {
+            self.unpolled_recvs -= 1;
+        }
+    }
+}
+
+/// A request on its way to the target, or being placed there.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Write { addr: u64, key: u64, bytes: Vec<u8>, imm: Option<u32> },
+    Send { bytes: Vec<u8> },
+    Read { addr: u64, key: u64, len: usize },
+}
+
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub seq: u64,
+    pub request: Request,
+    /// Bytes placed so far.
+    pub placed: usize,
+    /// Virtual time of the first attempt to deliver it.
+    pub since: Option<u64>,
+    pub rnr: u32,
+}
+
+/// An answer on its way back. They return in the order of the requests.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Acknowledged, or refused.
+    Status(WcStatus),
+    /// A READ that the target has still to sample: where it is, what it has.
+    Sampling { addr: u64, key: u64, len: usize, bytes: Vec<u8> },
+    /// Sampled; `placed` bytes of it are in the initiator's memory.
+    Data { bytes: Vec<u8>, placed: usize },
+}
+
+/// One direction of a connection.
+pub(crate) struct Flow {
+    pub from: Qp,
+    pub to: Qp,
+    pub requests: VecDeque<InFlight>,
+    pub answers: VecDeque<(u64, Answer)>,
+    pub deliver_scheduled: bool,
+    pub return_scheduled: bool,
+    pub sample_scheduled: bool,
+    /// Nothing gets through any more; the initiator finds out by waiting.
+    pub dead: bool,
+    pub give_up_scheduled: bool,
+}
+
+impl Flow {
+    pub fn new(from: Qp, to: Qp) -> Flow {
+        Flow {
+            from,
+            to,
+            requests: VecDeque::new(),
+            answers: VecDeque::new(),
+            deliver_scheduled: false,
+            return_scheduled: false,
+            sample_scheduled: false,
+            dead: false,
+            give_up_scheduled: false,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Memory of a node: arenas at invented addresses, and the regions registered on them.
+
+use baton_fabric::{Keys, Memory};
+use std::collections::BTreeMap;
+
+/// What somebody wants with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// The owner's own work request.
+    Local,
+    /// A peer's READ.
+    RemoteRead,
+    /// A peer's WRITE.
+    RemoteWrite,
+}
+
+struct Region {
+    memory: Memory,
+    remote: u64,
+    revoked: bool,
+}
+
+/// A node's address space and its registrations.
+#[derive(Default)]
+pub(crate) struct NodeMemory {
+    arenas: BTreeMap<u64, Vec<u8>>,
+    next_addr: u64,
+    /// By local key.
+    regions: BTreeMap<u64, Region>,
+    /// Remote key → local key.
+    remote: BTreeMap<u64, u64>,
+}
+
+impl NodeMemory {
+    pub fn new(node: usize) -> NodeMemory {
+        NodeMemory { next_addr: (node as u64 + 1) << 40, ..NodeMemory::default() }
+    }
+
+    pub fn alloc(&mut self, len_bytes: usize, misalign: u64) -> u64 {
+        let addr = self.next_addr + misalign;
+        // A hole behind each arena, so that running over its end is noticed.
+        self.next_addr = (addr + len_bytes as u64 + 8192) & !4095;
+        self.arenas.insert(addr, vec![0; len_bytes]);
+        addr
+    }
+
+    pub fn free(&mut self, addr: u64) {
+        self.arenas.remove(&addr);
+    }
+
+    /// The bytes at an address, when they all lie in one arena.
+    pub fn bytes(&self, addr: u64, len_bytes: usize) -> Option<&[u8]> {
+        let (base, arena) = self.arenas.range(..=addr).next_back()?;
+        let start = usize::try_from(addr - base).ok()?;
+        arena.get(start..start.checked_add(len_bytes)?)
+    }
+
+    pub fn bytes_mut(&mut self, addr: u64, len_bytes: usize) -> Option<&mut [u8]> {
+        let (base, arena) = self.arenas.range_mut(..=addr).next_back()?;
+        let start = usize::try_from(addr - base).ok()?;
+        arena.get_mut(start..start.checked_add(len_bytes)?)
+    }
+
+    pub fn register(&mut self, memory: &Memory, keys: Keys) -> bool {
+        let known = usize::try_from(memory.len_bytes).is_ok_and(|len| self.bytes(memory.addr, len).is_some());
+        if known {
+            self.regions.insert(keys.local, Region { memory: *memory, remote: keys.remote, revoked: false });
+            self.remote.insert(keys.remote, keys.local);
+        }
+        known
+    }
+
+    pub fn revoke(&mut self, keys: Keys) -> bool {
+        let region = self.regions.get_mut(&keys.local).filter(|region| region.remote == keys.remote);
+        region.map(|region| region.revoked = true).is_some()
+    }
+
+    pub fn deregister(&mut self, keys: Keys) -> bool {
+        let known = self.revoke(keys);
+        if known {
+            self.regions.remove(&keys.local);
+            self.remote.remove(&keys.remote);
+        }
+        known
+    }
+
+    pub fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether the key permits this, now.
+    pub fn allows(&self, key: u64, addr: u64, len_bytes: usize, want: Want) -> bool {
+        let local = if want == Want::Local { Some(&key) } else { self.remote.get(&key) };
+        let Some(region) = local.and_then(|key| self.regions.get(key)) else { return false };
+        let permitted = match want {
+            Want::Local => true,
+            Want::RemoteRead => region.memory.remote_read,
+            Want::RemoteWrite => region.memory.remote_write,
+        };
+        let inside = addr.checked_add(len_bytes as u64).is_some_and(|end| {
+            addr >= region.memory.addr && end - region.memory.addr <= region.memory.len_bytes
+        });
+        permitted && inside && !region.revoked
+    }
+
+    /// Reads through a key.
+    pub fn read(&self, key: u64, addr: u64, len_bytes: usize, want: Want) -> Option<Vec<u8>> {
+        if !self.allows(key, addr, len_bytes, want) {
+            return None;
+        }
+        self.bytes(addr, len_bytes).map(<[u8]>::to_vec)
+    }
+
+    /// Writes through a key; nothing is written unless all may be.
+    pub fn write(&mut self, key: u64, addr: u64, bytes: &[u8], want: Want) -> bool {
+        if !self.allows(key, addr, bytes.len(), want) {
+            return false;
+        }
+        match self.bytes_mut(addr, bytes.len()) {
+            Some(target) => {
+                target.copy_from_slice(bytes);
+                true
+            }
+            None => false,
+        }
+    }
+}
