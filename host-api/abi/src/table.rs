@@ -2,8 +2,8 @@
 //!
 //! Every entry may be called from any thread, and from several at once, with two exceptions: `destroy` is the last call
 //! on an engine, and `release_xfer_req` the last on a request. Text that goes with a negative status is read
-//! with `last_error` on the same thread. Entries with `buf`, `cap_bytes`, `needed_bytes` write at most `cap_bytes`; if that is
-//! too little they answer `BATON_ERR_TOO_SMALL`, tell the size in `needed_bytes` and consume nothing.
+//! with `last_error` on the same thread. Entries with `buf`, `cap_bytes`, `needed_bytes` write at most `cap_bytes` and tell
+//! the size in `needed_bytes`; if the buffer is too small they answer `BATON_ERR_TOO_SMALL` and consume nothing.
 
 use crate::codes::BatonStatus;
 use crate::types::*;

@@ -1,0 +1,182 @@
+//! Every setting, in one table: names, values, defaults. The table in the README is generated from it.
+
+use std::fmt;
+
+/// What values a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// A whole number from the first to the second.
+    Number(u64, u64),
+    /// Any text that is not empty; the words say which.
+    Text(&'static str),
+}
+
+impl Values {
+    /// Whether `value` is one of them.
+    pub fn admit(&self, value: &str) -> bool {
+        match self {
+            Values::OneOf(words) => words.contains(&value),
+            Values::Number(low, high) => {
+                value.bytes().all(|b| b.is_ascii_digit())
+                    && value.parse::<u64>().is_ok_and(|n| (*low..=*high).contains(&n))
+            }
+            Values::Text(_) => !value.is_empty() && !value.contains('\0'),
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Values::OneOf(words) => f.write_str(&words.join(", ")),
+            Values::Number(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Values::Text(what) => f.write_str(what),
+        }
+    }
+}
+
+/// Who reads a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// The host shim.
+    Host,
+    /// The engine: handed over by name at create.
+    Engine,
+}
+
+/// One setting.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Name as a parameter and in the file.
+    pub name: &'static str,
+    /// Name of the environment variable.
+    pub variable: &'static str,
+    /// What it takes.
+    pub values: Values,
+    /// Its value when nobody gives one; `None` if there is none and the reader decides.
+    pub default: Option<&'static str>,
+    /// What happens without a value, where `default` is `None`.
+    pub otherwise: &'static str,
+    /// Who reads it.
+    pub reader: Reader,
+    /// What it is for.
+    pub what: &'static str,
+}
+
+/// All settings, in the order in which they are listed to people.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "plugin",
+        variable: "BATON_PLUGIN",
+        values: Values::Text("path of an engine library, or of a directory that holds libbaton_engine.so"),
+        default: None,
+        otherwise: "libbaton_engine.so beside the library or program that loads it",
+        reader: Reader::Host,
+        what: "Which engine to load. If set, that one or an error.",
+    },
+    Setting {
+        name: "backend",
+        variable: "BATON_BACKEND",
+        values: Values::OneOf(&["auto", "one-sided", "two-sided"]),
+        default: Some("auto"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "How blocks travel.",
+    },
+    Setting {
+        name: "fabric",
+        variable: "BATON_FABRIC",
+        values: Values::OneOf(&["auto", "verbs", "local", "tcp"]),
+        default: Some("auto"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "What they travel over.",
+    },
+    Setting {
+        name: "listen",
+        variable: "BATON_LISTEN",
+        values: Values::Text("an address, or address:port, or address:port-port; IPv6 in brackets"),
+        default: None,
+        otherwise: "every address, any free port",
+        reader: Reader::Engine,
+        what: "Where to listen for peers.",
+    },
+    Setting {
+        name: "advertise",
+        variable: "BATON_ADVERTISE",
+        values: Values::Text("an address, or several separated by commas; IPv6 in brackets"),
+        default: None,
+        otherwise: "the addresses of this host",
+        reader: Reader::Engine,
+        what: "Which addresses peers are told.",
+    },
+    Setting {
+        name: "ptrace",
+        variable: "BATON_PTRACE",
+        values: Values::OneOf(&["off", "any"]),
+        default: Some("off"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "Where Yama restricts it: `any` lets every process of the same user read this one's memory.",
+    },
+    Setting {
+        name: "spin_us",
+        variable: "BATON_SPIN_US",
+        values: Values::Number(0, 1_000_000),
+        default: None,
+        otherwise: "30, with at most two CPUs 0",
+        reader: Reader::Engine,
+        what: "Microseconds for which a thread looks for work before it sleeps.",
+    },
+    Setting {
+        name: "timeout_scale",
+        variable: "BATON_TIMEOUT_SCALE",
+        values: Values::Number(1, 1000),
+        default: Some("1"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "Multiplies every deadline of the protocol.",
+    },
+    Setting {
+        name: "config",
+        variable: "BATON_CONFIG",
+        values: Values::Text("path of a TOML file with settings by their lower-case names"),
+        default: None,
+        otherwise: "no file",
+        reader: Reader::Host,
+        what: "File with further settings.",
+    },
+    Setting {
+        name: "log",
+        variable: "BATON_LOG",
+        values: Values::OneOf(&["off", "error", "warn", "info", "debug", "trace"]),
+        default: Some("warn"),
+        otherwise: "",
+        reader: Reader::Host,
+        what: "The most talkative level that is logged.",
+    },
+];
+
+/// Variables that begin with `BATON_` and are no settings of a host: those of the project's own build.
+pub const TOOL_VARIABLES: &[&str] = &["BATON_BUILD_VERSION"];
+
+/// The setting of that name.
+pub fn setting(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|s| s.name == name)
+}
+
+/// The settings as a table in Markdown.
+pub fn markdown() -> String {
+    let mut out = String::from("| variable | parameter | values | default | |\n|---|---|---|---|---|\n");
+    for s in SETTINGS {
+        let values = match s.values {
+            Values::OneOf(words) => words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", "),
+            other => other.to_string(),
+        };
+        let default = s.default.map_or_else(|| s.otherwise.to_owned(), |d| format!("`{d}`"));
+        out.push_str(&format!("| `{}` | `{}` | {values} | {default} | {} |\n", s.variable, s.name, s.what));
+    }
+    out
+}
