@@ -49,7 +49,7 @@ pub enum Decision {
     Accept,
     /// To READY: drop our own attempt, whatever becomes of it, and send ACCEPT.
     AcceptAndYield,
-    /// To READY: the peer lost this epoch; end it here in the proper order, only then send ACCEPT.
+    /// To READY: the peer lost this epoch; end it here in the proper order, then decide anew.
     DrainThenAccept(Epoch),
     /// Send ERROR.
     Refuse(Refusal),

@@ -170,7 +170,7 @@ impl Link {
         Ok(Answer { session, last_epoch, epoch })
     }
 
-    /// A genuine READY of this peer. `resume_proven` asks whether READY proves a token
+    /// A genuine READY of this peer; ask again after [`Decision::DrainThenAccept`] has been done. `resume_proven` asks whether READY proves a token
     /// ([`super::ReadyReceived::proves_resume`]).
     pub fn on_ready(
         &mut self,
@@ -186,21 +186,26 @@ impl Link {
         decision
     }
 
-    /// ACCEPT is about to be sent (after [`Decision::DrainThenAccept`]: and the old epoch has ended). An own attempt
-    /// that is under way is void from now on.
-    ///
-    /// # Panics
-    /// A session is open: its epoch must have been ended first.
-    pub fn accepted(&mut self, established: &Established) {
-        assert!(!matches!(self.state, LinkState::Open { .. }), "accepted over an open session");
+    /// ACCEPT is about to be sent, in the same critical section as the decision to accept. An own attempt that is under
+    /// way is void from now on. `false`: another session came first, close this connection instead.
+    #[must_use]
+    pub fn accepted(&mut self, established: &Established) -> bool {
+        let taken = matches!(self.state, LinkState::Open { .. } | LinkState::Draining { .. });
+        if taken || established.epoch.0 <= self.memory.last_epoch {
+            return false;
+        }
         self.open(established);
+        true
     }
 
     /// ACCEPT came for an own attempt. `false`: the attempt is void, close that connection.
     #[must_use]
     pub fn connected(&mut self, attempt: u64, established: &Established) -> bool {
-        if self.state != (LinkState::Connecting { attempt }) || established.epoch.0 <= self.memory.last_epoch
-        {
+        if self.state != (LinkState::Connecting { attempt }) {
+            return false;
+        }
+        if established.epoch.0 <= self.memory.last_epoch {
+            self.state = LinkState::Idle;
             return false;
         }
         self.open(established);

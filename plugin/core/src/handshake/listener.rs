@@ -162,14 +162,6 @@ impl AwaitReady {
         }
     }
 
-    /// Says no before READY came (a connection that failed, an engine being destroyed).
-    ///
-    /// The initiator may already have sent READY, so this stands in REPLY's successor's place all the same: it is
-    /// authenticated for the state in which no READY was seen and is therefore reported as unauthenticated there.
-    pub fn refuse(mut self, refusal: Refusal) -> Option<Vec<u8>> {
-        self.transcript.refuse(Role::Accept, refusal)
-    }
-
     fn check(&self, ready: &Ready) -> Result<(), HandshakeError> {
         same("READY", "attempt", self.hello.attempt, ready.attempt)?;
         same("READY", "session", self.session.0, ready.session.0)?;

@@ -12,7 +12,11 @@ mod messages;
 mod negotiate;
 mod offer;
 mod region_blob;
+#[cfg(test)]
+pub(crate) mod samples;
 mod secret;
+#[cfg(test)]
+mod tests;
 
 pub use conn_info::{Candidate, ConnInfo, ConnInfoError, HostId, parse_candidate};
 pub use field::FieldError;
