@@ -1,1 +1,35 @@
-//! The shell around the protocol: threads, clock, handshake listener and registration
+//! The shell around the protocol: threads, clock, handshake listener and registration.
+//!
+//! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports; a peer instance is `peer.rs`;
+//! its session is opened by `connect.rs` or `listen.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
+//! sessions to fabrics; `service.rs` is the thread that sleeps on events.
+
+mod clock;
+mod connect;
+mod dial;
+mod endpoints;
+mod engine;
+mod epoch;
+mod error;
+mod inbox;
+mod lifeline;
+mod listen;
+mod memory;
+mod peer;
+mod progress;
+mod region;
+mod revoke;
+mod selfcopy;
+mod service;
+mod spin;
+mod stats;
+mod threads;
+mod transfer;
+mod work;
+
+pub use engine::{Candidate, Config, Driver};
+pub use error::{Code, Error, Result};
+pub use inbox::{HookFn, HostEvent, Inbox, Notification};
+pub use listen::ListenSpec;
+pub use transfer::{Status, Xfer};
+pub use work::Desc;

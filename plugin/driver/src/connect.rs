@@ -1,0 +1,447 @@
+//! Connecting: the initiator's side of the handshake, and how a session opens.
+
+use crate::dial::{Dialer, read_frame, send_frame};
+use crate::endpoints::EndpointSet;
+use crate::engine::Shared;
+use crate::err;
+use crate::error::{Code, Error, Result};
+use crate::lifeline::Lifeline;
+use crate::peer::{Channel, Conn, Peer, PeerState, PendingAttempt};
+use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
+use baton_core::lifeline::Lifeline as Watch;
+use baton_core::peer::{Session, SessionLimits, SessionSetup};
+use baton_core::wire::{
+    Agreed, ConnInfo, ErrorCode, FabricOffer, FrameReader, Hello, Progress, ProtocolRange, Refusal,
+    ResumeToken, parse_candidate,
+};
+use baton_core::{Epoch, SessionId};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Longest connect attempt (times the timeout scale), candidates and handshake together.
+pub(crate) const CONNECT_MS: u64 = 5000;
+
+/// What an attempt starts from.
+struct Start {
+    attempt: u64,
+    last_epoch: u32,
+    session: Option<SessionId>,
+    resume_token: Option<ResumeToken>,
+}
+
+/// A handshake that came to its end on the wire, not yet a session.
+pub(crate) struct Made {
+    pub set: EndpointSet,
+    pub theirs: FabricOffer,
+    pub agreed: Agreed,
+    pub established: Established,
+    pub stream: TcpStream,
+    pub reader: FrameReader,
+    pub identity: Option<IdentityProof>,
+    /// The peer is known to be who its connection information says.
+    pub verified: bool,
+}
+
+/// Why an attempt ended, for the machine and for the host.
+struct Failed {
+    cause: HandshakeError,
+    error: Error,
+    /// This fabric does not reach the peer; another attempt without it may.
+    exclude: Option<usize>,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        let cause = HandshakeError::RefusedUnverified(Refusal::new(ErrorCode::Internal, error.text.clone()));
+        Failed { cause, error, exclude: None }
+    }
+}
+
+impl From<HandshakeError> for Failed {
+    fn from(cause: HandshakeError) -> Failed {
+        let code = match &cause {
+            HandshakeError::BadAuthenticator(_) => Code::Auth,
+            HandshakeError::Message(_)
+            | HandshakeError::Frame(_)
+            | HandshakeError::Unexpected { .. }
+            | HandshakeError::Mismatch { .. } => Code::Protocol,
+            HandshakeError::EpochsUsedUp(_) => Code::Limit,
+            HandshakeError::Refused(_)
+            | HandshakeError::RefusedUnverified(_)
+            | HandshakeError::WrongInstance { .. } => Code::RemoteDisconnect,
+        };
+        Failed { error: Error::new(code, cause.to_string()), cause, exclude: None }
+    }
+}
+
+impl Failed {
+    /// The peer only asked for patience; what waits goes on waiting.
+    fn is_transient(&self) -> bool {
+        matches!(&self.cause, HandshakeError::Refused(refusal)
+            if matches!(refusal.code, ErrorCode::GlareWait | ErrorCode::AlreadyOpen | ErrorCode::Busy))
+    }
+}
+
+impl Shared {
+    /// Starts an attempt if outgoing work waits and none is under way.
+    pub(crate) fn connect_if_wanted(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
+        if state.wants_connection() && peer.bound.load(Ordering::Acquire) && !self.is_stopping() {
+            self.start_connect(peer, state);
+        }
+    }
+
+    /// Asks the machine for a connection; an executor thread does the work.
+    pub(crate) fn start_connect(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
+        let now = self.clock.now();
+        state.retry_at = None;
+        let attempt = crate::engine::random_u64();
+        match state.machine.begin(now, attempt) {
+            Begin::Start { last_epoch, session, resume_token } => {
+                let start = Start { attempt, last_epoch, session, resume_token };
+                let (shared, target) = (Arc::clone(self), Arc::clone(peer));
+                if let Err(e) = self.threads.spawn("baton-connect", move || shared.connect(&target, start)) {
+                    let failed = Failed::from(err!(Local, "no thread for a connect attempt: {e}"));
+                    self.attempt_failed(peer, state, attempt, &failed);
+                }
+            }
+            Begin::WaitUntil(at) => {
+                state.retry_at = Some(at);
+                self.wake_service();
+            }
+            Begin::Attach | Begin::WaitForDrain | Begin::Open { .. } => {}
+        }
+    }
+
+    fn connect(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) {
+        let attempt = start.attempt;
+        let outcome = self.attempt(peer, start);
+        let mut state = peer.state.lock();
+        let stash = state.pending.take_if(|pending| pending.attempt == attempt).map(|pending| pending.stash);
+        match outcome {
+            Ok(made) if state.machine.connected(attempt, &made.established) => {
+                self.open_session(peer, state, made, stash.unwrap_or_default());
+            }
+            Ok(made) => {
+                drop(state);
+                self.abandon(made.set);
+            }
+            Err(failed) => self.attempt_failed(peer, &mut state, attempt, &failed),
+        }
+    }
+
+    fn attempt_failed(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        attempt: u64,
+        failed: &Failed,
+    ) {
+        let now = self.clock.now();
+        let error = Error::new(
+            failed.error.code,
+            format!("connecting to {} ({}): {}", peer.name(), peer.instance, failed.error),
+        );
+        let retry_at = state.machine.failed(now, attempt, &failed.cause, crate::engine::random_u64() as u32);
+        let Some(retry_at) = retry_at else { return tracing::debug!("a void attempt ended: {error}") };
+        self.counters.connects_failed.fetch_add(1, Ordering::Relaxed);
+        let patient = failed.is_transient() && now < state.waiting_until;
+        if patient {
+            tracing::debug!("{error}");
+        } else {
+            tracing::warn!("{error}");
+            state.fail_waiting(&error);
+        }
+        state.last_error = Some(error);
+        state.retry_at = state.wants_connection().then_some(retry_at);
+        peer.changed.notify_all();
+        self.wake_service();
+    }
+
+    /// One attempt: every candidate until one answers as the right instance.
+    fn attempt(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) -> std::result::Result<Made, Failed> {
+        let info = peer.state.lock().info.clone();
+        let info = info.ok_or_else(|| err!(NotFound, "its connection information is not loaded"))?;
+        let deadline = Instant::now() + self.scaled(CONNECT_MS);
+        let mut excluded = Vec::new();
+        let mut candidates: Vec<_> =
+            info.candidates.iter().filter_map(|text| parse_candidate(text)).collect();
+        // On the same host loopback is sure to work, whatever the interfaces' addresses are.
+        let same_host = info.host == self.host;
+        candidates.sort_by_key(|candidate| candidate.addr.ip().is_loopback() != same_host);
+        let mut dialer = Dialer::new(&candidates);
+        loop {
+            let (addr, stream) = dialer.next(deadline)?;
+            match self.handshake(peer, &info, &start, stream, deadline, &excluded) {
+                Ok(made) => return Ok(made),
+                Err(Failed { exclude: Some(fabric), error, .. }) => {
+                    self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(
+                        "{} is tried without fabric {}: {error}",
+                        peer.name(),
+                        self.fabrics[fabric].name()
+                    );
+                    excluded.push(fabric);
+                    dialer = Dialer::new(&candidates);
+                }
+                // Not the engine that was meant: "every host's" address, or a port that somebody else got.
+                Err(failed)
+                    if matches!(
+                        failed.cause,
+                        HandshakeError::BadAuthenticator(_)
+                            | HandshakeError::WrongInstance { .. }
+                            | HandshakeError::RefusedUnverified(_)
+                    ) =>
+                {
+                    dialer.reject(addr, failed.error);
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+    }
+
+    fn handshake(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        info: &ConnInfo,
+        start: &Start,
+        mut stream: TcpStream,
+        deadline: Instant,
+        excluded: &[usize],
+    ) -> std::result::Result<Made, Failed> {
+        let mut sets = self.offer(info, excluded)?;
+        let hello = Hello {
+            protocol: ProtocolRange::OURS,
+            instance: self.instance,
+            to_instance: info.instance,
+            name: self.config.agent_name.clone(),
+            attempt: start.attempt,
+            session: start.session,
+            last_epoch: start.last_epoch,
+            progress: if self.config.progress_thread { Progress::Thread } else { Progress::Caller },
+            nonce: crate::engine::random_bytes(),
+            offers: sets.iter().map(|set| set.offer.clone()).collect(),
+            features: Vec::new(),
+        };
+        let outcome = self.exchange(peer, info, start, &mut stream, deadline, hello, &mut sets);
+        let (set, outcome) = match outcome {
+            Ok((chosen, rest)) => (Some(chosen), Ok(rest)),
+            Err(failed) => (None, Err(failed)),
+        };
+        sets.into_iter().for_each(|unused| self.abandon(unused));
+        let (theirs, agreed, established, reader) = outcome?;
+        let set = set.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
+        Ok(Made { set, theirs, agreed, established, stream, reader, identity: None, verified: true })
+    }
+
+    /// Endpoints on every fabric that may reach the peer, in order of preference.
+    fn offer(&self, info: &ConnInfo, excluded: &[usize]) -> Result<Vec<EndpointSet>> {
+        let mut sets = Vec::new();
+        for (index, fabric) in self.fabrics.iter().enumerate() {
+            let speaks = info.fabrics.iter().any(|name| name == fabric.name());
+            let near_enough = fabric.name() != "local" || info.host == self.host;
+            if speaks && near_enough && !excluded.contains(&index) {
+                match EndpointSet::create(fabric, index, true, None) {
+                    Ok(set) => sets.push(set),
+                    Err(e) => {
+                        sets.into_iter().for_each(|made| self.abandon(made));
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        if sets.is_empty() {
+            let ours: Vec<_> = self.fabrics.iter().map(|fabric| fabric.name()).collect();
+            return Err(err!(
+                RemoteDisconnect,
+                "no common fabric: here {}, there {}{}",
+                ours.join(" "),
+                info.fabrics.join(" "),
+                if info.host == self.host { "" } else { " (another host: local does not reach it)" }
+            ));
+        }
+        Ok(sets)
+    }
+
+    #[allow(clippy::type_complexity, clippy::too_many_arguments)]
+    fn exchange(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        info: &ConnInfo,
+        start: &Start,
+        stream: &mut TcpStream,
+        deadline: Instant,
+        hello: Hello,
+        sets: &mut Vec<EndpointSet>,
+    ) -> std::result::Result<(EndpointSet, (FabricOffer, Agreed, Established, FrameReader)), Failed> {
+        let mut reader = FrameReader::new();
+        let (await_reply, frame) = Initiator::start(info.key.clone(), hello).map_err(HandshakeError::from)?;
+        send_frame(stream, &frame, deadline)?;
+        let body = read_frame(stream, &mut reader, deadline)?;
+        let reply = await_reply.on_reply(&body).map_err(|failure| {
+            // The peer gets to know why; if it does not, it sees the connection end.
+            let _told = failure.send.map(|frame| send_frame(stream, &frame, deadline));
+            failure.cause
+        })?;
+        let set = &sets[reply.chosen];
+        let theirs = reply.reply.offer.clone();
+        let agreed = reply.agreed.clone();
+        let connected = set
+            .fabric
+            .reach(&theirs.address, deadline)
+            .map_err(|why| err!(RemoteDisconnect, "fabric {}: {why}", theirs.fabric))
+            .and_then(|()| set.post_recvs(&agreed))
+            .and_then(|()| {
+                self.await_accept(peer, start.attempt, set);
+                set.connect(&theirs, &agreed, deadline)
+            });
+        if let Err(e) = connected {
+            if let Some(frame) = reply.refuse(ErrorCode::NoFabric, e.to_string()) {
+                let _told = send_frame(stream, &frame, deadline);
+            }
+            return Err(Failed { exclude: Some(set.fabric_index), ..Failed::from(e) });
+        }
+        let (await_accept, frame) =
+            reply.ready(&self.session_key, start.resume_token.as_ref()).map_err(HandshakeError::from)?;
+        send_frame(stream, &frame, deadline)?;
+        let body = read_frame(stream, &mut reader, deadline)?;
+        let established = await_accept.on_accept(&body)?;
+        let chosen =
+            sets.iter().position(|set| set.offer.fabric == theirs.fabric).map(|at| sets.swap_remove(at));
+        let chosen = chosen.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
+        Ok((chosen, (theirs, agreed, established, reader)))
+    }
+
+    // From READY on the peer may send; what arrives before ACCEPT is kept.
+    fn await_accept(&self, peer: &Arc<Peer>, attempt: u64, set: &EndpointSet) {
+        let mut state = peer.state.lock();
+        state.pending = Some(PendingAttempt {
+            attempt,
+            fabric_index: set.fabric_index,
+            endpoints: set.endpoints.clone(),
+            stash: Vec::new(),
+        });
+        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+    }
+
+    /// Takes the endpoints of a void or failed attempt down.
+    pub(crate) fn abandon(&self, set: EndpointSet) {
+        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].remove(*endpoint));
+        set.discard();
+    }
+
+    /// Both sides agreed: the session exists from here on. `stash`: completions that came before.
+    pub(crate) fn open_session(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, PeerState>,
+        made: Made,
+        stash: Vec<baton_fabric::Completion>,
+    ) {
+        let now = self.clock.now();
+        let Made { set, theirs, agreed, established, stream, reader, identity, verified } = made;
+        peer.rename(&established.peer_name);
+        let (control, lanes) = match set.setups(&theirs, &agreed) {
+            Ok(setups) => setups,
+            Err(e) => {
+                tracing::error!("session with {}: {e}", peer.name());
+                state.machine.ended(established.epoch);
+                drop(state);
+                return self.abandon(set);
+            }
+        };
+        let lane_count = lanes.len() as u8;
+        let session = Session::new(
+            SessionSetup {
+                own: self.instance,
+                peer: peer.instance,
+                session: established.session,
+                epoch: established.epoch,
+                control,
+                lanes,
+                peer_credit_addr: theirs.credit_page.addr,
+                peer_credit_key: theirs.credit_page.key,
+                caps: set.fabric.caps(),
+                limits: SessionLimits {
+                    stall_ms: SessionLimits::default().stall_ms * u64::from(self.config.timeout_scale),
+                    ..SessionLimits::default()
+                },
+                carry: state.take_carry(established.resumed),
+            },
+            now,
+        );
+        let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
+        let watch = Watch::new(now, self.config.timeout_scale);
+        let lifeline = Lifeline::new(
+            lifeline_id,
+            Arc::clone(peer),
+            established.epoch,
+            stream,
+            reader,
+            established.lifeline,
+            watch,
+        )
+        .map(Arc::new);
+        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+        tracing::info!(
+            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}",
+            peer.name(),
+            peer.instance,
+            established.epoch.0,
+            theirs.fabric,
+            if verified { "" } else { ", inbound only until its connection information is loaded" }
+        );
+        state.conn = Conn::Open(Box::new(Channel {
+            generation: self.next_generation.fetch_add(1, Ordering::Relaxed),
+            fabric: Arc::clone(&set.fabric),
+            fabric_index: set.fabric_index,
+            session,
+            memory: set.memory,
+            endpoints: set.endpoints,
+            lifeline: lifeline.as_ref().ok().cloned(),
+            epoch: established.epoch,
+            session_id: established.session,
+            verified,
+            identity,
+            next_lane: 0,
+            lane_count,
+            reason: None,
+        }));
+        self.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.after_open(peer, state, lifeline, established.epoch, stash, set.fabric_index);
+    }
+
+    fn after_open(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, PeerState>,
+        lifeline: std::io::Result<Arc<Lifeline>>,
+        epoch: Epoch,
+        stash: Vec<baton_fabric::Completion>,
+        fabric_index: usize,
+    ) {
+        let now = self.clock.now();
+        for completion in &stash {
+            state.on_completions(now, fabric_index, std::slice::from_ref(completion));
+        }
+        let watched = lifeline.and_then(|lifeline| self.watch_lifeline(&lifeline).map(|()| lifeline));
+        state.last_error = None;
+        state.release_waiting(now);
+        self.pump(peer, &mut state);
+        if let Err(e) = &watched {
+            let reason = baton_core::peer::EndReason::PeerGone(format!(
+                "the lifeline of epoch {} cannot be watched: {e}",
+                epoch.0
+            ));
+            self.end_epoch(peer, &mut state, reason);
+        }
+        peer.changed.notify_all();
+        drop(state);
+        // Messages that came behind the handshake's last one are in the reader already and make no event.
+        if let Ok(lifeline) = watched {
+            self.read_lifeline(&lifeline);
+        }
+        self.wake_service();
+    }
+}

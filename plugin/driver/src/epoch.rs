@@ -1,0 +1,182 @@
+//! The end of an epoch, in the order of PROTOCOL §8: an error that reaches the host means that no memory is touched any more.
+
+use crate::engine::Shared;
+use crate::error::{Code, Error};
+use crate::inbox::HostEvent;
+use crate::peer::{Channel, Conn, Peer, PeerState};
+use baton_core::peer::{EndReason, XferFailure};
+use baton_core::wire::LifelineFrame;
+use baton_fabric::{EndpointId, Fabric};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a fenced epoch may take to become quiet (times the timeout scale).
+const DRAIN_MS: u64 = 1000;
+/// Between two looks at a draining epoch when its fabric makes no event of it.
+const DRAIN_LOOK_NS: i64 = 1_000_000;
+
+/// What the janitor works with while the channel stays in the peer's state for late completions.
+struct Fenced {
+    fabric: Arc<dyn Fabric>,
+    endpoints: Vec<EndpointId>,
+}
+
+impl Shared {
+    /// Begins the end: nothing is posted from here on, a janitor does the rest. Harmless when it has begun already.
+    pub(crate) fn end_epoch(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState, reason: EndReason) {
+        let channel = match std::mem::replace(&mut state.conn, Conn::None) {
+            Conn::Open(channel) => channel,
+            other => return state.conn = other,
+        };
+        if matches!(reason, EndReason::PeerGone(_)) {
+            state.machine.lifeline_ended(channel.epoch);
+        }
+        state.machine.draining(channel.epoch);
+        self.log_end(peer, &channel, &reason);
+        self.begin_ending(peer, state, channel, reason);
+    }
+
+    fn log_end(&self, peer: &Peer, channel: &Channel, reason: &EndReason) {
+        let (name, epoch) = (peer.name(), channel.epoch.0);
+        match reason {
+            EndReason::Disconnected | EndReason::Shutdown | EndReason::PeerFenced(_) => {
+                tracing::info!("session with {name} ({}), epoch {epoch}, ends: {reason}", peer.instance);
+            }
+            _ => tracing::warn!("session with {name} ({}), epoch {epoch}, ends: {reason}", peer.instance),
+        }
+    }
+
+    /// Puts a channel into the ending state and hands it to a janitor.
+    pub(crate) fn begin_ending(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        mut channel: Box<Channel>,
+        reason: EndReason,
+    ) {
+        if let Some(lifeline) = &channel.lifeline {
+            let frame = match &reason {
+                EndReason::Disconnected | EndReason::Shutdown => {
+                    LifelineFrame::SessionClose { reason: reason.to_string() }
+                }
+                EndReason::Violation(violation) => LifelineFrame::Violation { text: violation.to_string() },
+                other => LifelineFrame::Fence { epoch: channel.epoch, reason: other.to_string() },
+            };
+            lifeline.send(&frame);
+        }
+        channel.endpoints.iter().for_each(|endpoint| channel.fabric.fence(*endpoint));
+        let fenced = Fenced { fabric: Arc::clone(&channel.fabric), endpoints: channel.endpoints.clone() };
+        channel.reason = Some(reason);
+        state.conn = Conn::Ending(channel);
+        let (shared, peer) = (Arc::clone(self), Arc::clone(peer));
+        let spawned = self.threads.spawn("baton-janitor", move || {
+            shared.drain(&fenced);
+            shared.close_epoch(&peer, &fenced);
+        });
+        if let Err(e) = spawned {
+            // Without a thread the drain is done by whoever tries next; say so loudly.
+            tracing::error!("no thread to end an epoch: {e}");
+        }
+    }
+
+    /// Polls until the fenced endpoints touch no memory any more, at most for the drain deadline.
+    fn drain(self: &Arc<Self>, fenced: &Fenced) {
+        let deadline = Instant::now() + self.scaled(DRAIN_MS);
+        while !fenced.endpoints.iter().all(|endpoint| fenced.fabric.is_quiet(*endpoint)) {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    "an epoch's endpoints are not quiet after {DRAIN_MS} ms (times the scale): the peer seems stopped in the middle of a copy"
+                );
+                break;
+            }
+            self.poll();
+            fenced.fabric.serve(0);
+            wait_for_event(&*fenced.fabric);
+        }
+        self.poll_all();
+    }
+
+    /// The epoch is quiet: counts what is left, frees it, tells the host, reconnects if somebody waits.
+    fn close_epoch(self: &Arc<Self>, peer: &Arc<Peer>, fenced: &Fenced) {
+        let mut state = peer.state.lock();
+        let mut channel = match std::mem::replace(&mut state.conn, Conn::None) {
+            Conn::Ending(channel) => channel,
+            other => return state.conn = other,
+        };
+        let routes = &self.routes[channel.fabric_index];
+        fenced.endpoints.iter().for_each(|endpoint| routes.remove(*endpoint));
+        fenced.endpoints.iter().for_each(|endpoint| fenced.fabric.destroy_endpoint(*endpoint));
+        if let Err(e) = channel.memory.deregister(Instant::now() + self.scaled(DRAIN_MS)) {
+            tracing::error!("rings of an ended epoch stay registered: {e}");
+            // Unmapping memory that a fabric may still write would be worse than losing it.
+            std::mem::forget(Arc::clone(&channel.memory));
+        }
+        let reason = channel.reason.take().unwrap_or(EndReason::Shutdown);
+        let closed = channel.session.close(reason.clone());
+        state.carry = closed.carry;
+        state.machine.ended(channel.epoch);
+        state.epochs_ended += 1;
+        let failed: Vec<_> = closed
+            .failed
+            .into_iter()
+            .filter_map(|(token, why)| Some((state.give_token(token as usize)?, why)))
+            .collect();
+        self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);
+        self.counters.partial_inbound.fetch_add(closed.partial_seqs.len() as u64, Ordering::Relaxed);
+        self.connect_if_wanted(peer, &mut state);
+        peer.changed.notify_all();
+        drop(state);
+        for (xfer, why) in failed {
+            xfer.finish(Err(self.xfer_error(peer, &why)));
+        }
+        if let Some(lifeline) = channel.lifeline.take() {
+            self.forget_lifeline(&lifeline);
+            lifeline.send(&LifelineFrame::DrainAck { epoch: channel.epoch });
+            lifeline.close();
+        }
+        let graceful = matches!(reason, EndReason::Disconnected | EndReason::Shutdown);
+        if !graceful {
+            let event = HostEvent::PeerFailed {
+                name: peer.name(),
+                instance: peer.instance.0,
+                partial_seqs: closed.partial_seqs,
+            };
+            if self.hook.raise(event) {
+                self.wake_service();
+            }
+        }
+    }
+
+    /// The host's view of why a transfer failed.
+    pub(crate) fn xfer_error(&self, peer: &Peer, failure: &XferFailure) -> Error {
+        let code = match failure {
+            XferFailure::Canceled => Code::Canceled,
+            XferFailure::Expired => Code::Timeout,
+            XferFailure::LocalAccess { .. } => Code::Local,
+            XferFailure::RemoteAccess { .. } | XferFailure::EpochEnded(_) => Code::RemoteDisconnect,
+        };
+        Error::new(code, format!("transfer with {} ({}): {failure}", peer.name(), peer.instance))
+    }
+
+    /// A protocol deadline in milliseconds, multiplied as configured.
+    pub(crate) fn scaled(&self, ms: u64) -> Duration {
+        Duration::from_millis(ms * u64::from(self.config.timeout_scale))
+    }
+}
+
+pub(crate) fn wait_for_event(fabric: &dyn Fabric) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: DRAIN_LOOK_NS };
+    let mut fds = Vec::with_capacity(1);
+    if let Some(fd) = fabric.event_fd() {
+        // SAFETY: the fabric outlives this call and owns the descriptor for its whole life.
+        fds.push(PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN));
+    }
+    if let Err(e) = poll(&mut fds, Some(&timeout))
+        && e != rustix::io::Errno::INTR
+    {
+        tracing::warn!("waiting for a fenced endpoint: {e}");
+    }
+}

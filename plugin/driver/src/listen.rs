@@ -1,0 +1,378 @@
+//! The listener's side of the handshake. Until READY is verified, a connection costs a bounded set of endpoints for a
+//! bounded time and changes nothing else.
+
+use crate::connect::Made;
+use crate::dial::{prepare, read_frame, send_frame};
+use crate::endpoints::EndpointSet;
+use crate::engine::{Shared, random_bytes, random_u64};
+use crate::err;
+use crate::error::Result;
+use crate::peer::{Conn, Peer};
+use baton_core::SessionId;
+use baton_core::handshake::{
+    AwaitReady, Decision, Failure, HelloReceived, Link, Listener, Proof, ReadyReceived,
+};
+use baton_core::peer::EndReason;
+use baton_core::wire::{ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Handshakes under way per source; another waits its turn, it is never refused (PROTOCOL §2).
+const MAX_HALF_OPEN_PER_SOURCE: usize = 16;
+/// Connections of one source that wait for a turn; beyond, the newest is closed and counted.
+const MAX_WAITING_PER_SOURCE: usize = 1024;
+/// Time for a handshake at the listener (times the timeout scale).
+const HALF_OPEN_MS: u64 = 3000;
+/// Time for the old epoch to end before a new one is accepted (times the timeout scale).
+const DRAIN_WAIT_MS: u64 = 3000;
+
+/// Where to listen.
+#[derive(Clone, Debug)]
+pub struct ListenSpec {
+    /// Address to bind.
+    pub addr: IpAddr,
+    /// Ports to try in order; 0 lets the kernel choose.
+    pub ports: RangeInclusive<u16>,
+}
+
+/// Binds the first free port.
+pub(crate) fn bind(spec: &ListenSpec) -> Result<TcpListener> {
+    let mut last = None;
+    for port in spec.ports.clone() {
+        match TcpListener::bind(SocketAddr::new(spec.addr, port)) {
+            Ok(listener) => {
+                listener.set_nonblocking(true).map_err(|e| err!(Local, "listener: {e}"))?;
+                return Ok(listener);
+            }
+            Err(e) => last = Some(e),
+        }
+    }
+    let (first, end) = (spec.ports.start(), spec.ports.end());
+    let why = last.map_or_else(|| "the port range is empty".to_owned(), |e| e.to_string());
+    Err(err!(Local, "cannot listen on {} port {first}..{end}: {why}; choose another BATON_LISTEN", spec.addr))
+}
+
+/// Handshakes under way and waiting, by source.
+#[derive(Default)]
+pub(crate) struct HalfOpen(Mutex<HashMap<IpAddr, (usize, VecDeque<TcpStream>)>>);
+
+impl HalfOpen {
+    /// Takes a connection in; it comes back if a thread should start on it now.
+    fn admit(&self, source: IpAddr, stream: TcpStream) -> std::result::Result<Option<TcpStream>, TcpStream> {
+        let mut all = self.0.lock();
+        let (active, waiting) = all.entry(source).or_default();
+        if *active < MAX_HALF_OPEN_PER_SOURCE {
+            *active += 1;
+            return Ok(Some(stream));
+        }
+        if waiting.len() >= MAX_WAITING_PER_SOURCE {
+            return Err(stream);
+        }
+        waiting.push_back(stream);
+        Ok(None)
+    }
+
+    /// A handshake ended: the next connection of that source for the same thread.
+    fn next(&self, source: IpAddr) -> Option<TcpStream> {
+        let mut all = self.0.lock();
+        let (active, waiting) = all.get_mut(&source)?;
+        let next = waiting.pop_front();
+        if next.is_none() {
+            *active -= 1;
+            if *active == 0 {
+                all.remove(&source);
+            }
+        }
+        next
+    }
+}
+
+impl Shared {
+    /// Accepts what waits at the listener; each connection gets an executor thread.
+    pub(crate) fn accept(self: &Arc<Self>) {
+        loop {
+            let (stream, source) = match self.listener.accept() {
+                Ok((stream, addr)) => (stream, addr.ip()),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) => return tracing::warn!("listener: {e}"),
+            };
+            match self.half_open.admit(source, stream) {
+                Ok(None) => {}
+                Ok(Some(stream)) => self.start_handshake(source, stream),
+                Err(_closed) => {
+                    self.counters.accepts_dropped.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn start_handshake(self: &Arc<Self>, source: IpAddr, stream: TcpStream) {
+        let shared = Arc::clone(self);
+        let spawned = self.threads.spawn("baton-accept", move || {
+            let mut next = Some(stream);
+            while let Some(stream) = next {
+                if let Err(e) = shared.listen_handshake(stream) {
+                    shared.counters.handshakes_refused.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!("connection from {source} refused: {e}");
+                }
+                next = shared.half_open.next(source);
+            }
+        });
+        if let Err(e) = spawned {
+            tracing::error!("no thread for a handshake: {e}");
+            // The slot goes back; connections that wait are closed by being dropped here.
+            while self.half_open.next(source).is_some() {}
+        }
+    }
+
+    fn listen_handshake(self: &Arc<Self>, stream: TcpStream) -> Result<()> {
+        let deadline = Instant::now() + self.scaled(HALF_OPEN_MS);
+        stream.set_nonblocking(false).map_err(|e| err!(Local, "handshake: {e}"))?;
+        let mut stream = prepare(stream).map_err(|e| err!(Local, "handshake: {e}"))?;
+        let mut reader = FrameReader::new();
+        let body = read_frame(&mut stream, &mut reader, deadline)?;
+        let received = told(
+            Listener::new(self.session_key.clone(), self.instance).on_hello(&body),
+            &mut stream,
+            deadline,
+        )?;
+        let hello = received.hello.clone();
+        if let Decision::Refuse(refusal) = self.with_machine(&hello, |machine| machine.on_hello(&hello)) {
+            return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+        }
+        let (set, theirs, received) = match self.choose_fabric(received, deadline) {
+            Ok(chosen) => chosen,
+            Err((received, refusal)) => {
+                return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+            }
+        };
+        let outcome = self.reply(received, &set, &mut stream, &mut reader, deadline, &theirs);
+        match outcome {
+            Ok((ready, agreed)) => self.ready(ready, agreed, set, theirs, stream, reader, deadline),
+            Err(e) => {
+                self.abandon(set);
+                Err(e)
+            }
+        }
+    }
+
+    /// The machine of a known peer, or a fresh one that remembers what outlived the last.
+    fn with_machine<T>(&self, hello: &Hello, ask: impl FnOnce(&mut Link) -> T) -> T {
+        let known = self.peers.read().get(&hello.instance).cloned();
+        match known {
+            Some(peer) => ask(&mut peer.state.lock().machine),
+            None => {
+                ask(&mut Link::new(self.instance, hello.instance, self.epochs.lock().recall(&hello.instance)))
+            }
+        }
+    }
+
+    /// The first offered fabric that this side has and that reaches the peer.
+    #[allow(clippy::result_large_err)]
+    fn choose_fabric(
+        &self,
+        received: HelloReceived,
+        deadline: Instant,
+    ) -> std::result::Result<(EndpointSet, FabricOffer, HelloReceived), (HelloReceived, Refusal)> {
+        let mut reasons = Vec::new();
+        for offer in &received.hello.offers {
+            let Some((index, fabric)) =
+                self.fabrics.iter().enumerate().find(|(_, fabric)| fabric.name() == offer.fabric)
+            else {
+                reasons.push(format!("{}: not enabled here", offer.fabric));
+                continue;
+            };
+            let made = fabric
+                .reach(&offer.address, deadline)
+                .map_err(|why| err!(RemoteDisconnect, "{why}"))
+                .and_then(|()| EndpointSet::create(fabric, index, false, Some(offer)));
+            match made {
+                Ok(set) => {
+                    self.note_fallback(&received.hello.name, &offer.fabric, &reasons);
+                    let offer = offer.clone();
+                    return Ok((set, offer, received));
+                }
+                Err(e) => reasons.push(format!("{}: {e}", offer.fabric)),
+            }
+        }
+        let text = format!("no common fabric works: {}", reasons.join("; "));
+        Err((received, Refusal::new(ErrorCode::NoFabric, text)))
+    }
+
+    /// Says once per session that a better fabric was passed over.
+    fn note_fallback(&self, name: &str, chosen: &str, reasons: &[String]) {
+        if !reasons.is_empty() {
+            self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!("{name} is reached by {chosen}; passed over: {}", reasons.join("; "));
+        }
+    }
+
+    fn reply(
+        &self,
+        received: HelloReceived,
+        set: &EndpointSet,
+        stream: &mut TcpStream,
+        reader: &mut FrameReader,
+        deadline: Instant,
+        theirs: &FabricOffer,
+    ) -> Result<(ReadyReceived, baton_core::wire::Agreed)> {
+        let hello = received.hello.clone();
+        let fresh = SessionId(random_u64().max(1));
+        let answer = self
+            .with_machine(&hello, |machine| machine.answer(&hello, fresh))
+            .map_err(|e| err!(Limit, "{e}"))?;
+        let protocol = hello
+            .protocol
+            .newest_common(baton_core::wire::ProtocolRange::OURS)
+            .unwrap_or(baton_core::wire::PROTOCOL_VERSION);
+        let reply = Reply {
+            protocol,
+            instance: self.instance,
+            name: self.config.agent_name.clone(),
+            attempt: hello.attempt,
+            session: answer.session,
+            last_epoch: answer.last_epoch,
+            epoch: answer.epoch,
+            progress: if self.config.progress_thread { Progress::Thread } else { Progress::Caller },
+            nonce: random_bytes(),
+            offer: set.offer.clone(),
+            features: Vec::new(),
+        };
+        let (waiting, frame): (AwaitReady, Vec<u8>) = told(received.reply(reply), stream, deadline)?;
+        let agreed = waiting.agreed.clone();
+        set.post_recvs(&agreed)?;
+        send_frame(stream, &frame, deadline)?;
+        let body = read_frame(stream, reader, deadline)?;
+        let ready = told(waiting.on_ready(&body), stream, deadline)?;
+        if let Err(e) = set.connect(theirs, &agreed, deadline) {
+            let refusal = Refusal::new(ErrorCode::NoFabric, e.to_string());
+            return refuse(ready.refuse(refusal.clone()), refusal, stream, deadline)
+                .map(|()| unreachable!("refuse is an error"));
+        }
+        Ok((ready, agreed))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn ready(
+        self: &Arc<Self>,
+        ready: ReadyReceived,
+        agreed: baton_core::wire::Agreed,
+        set: EndpointSet,
+        theirs: FabricOffer,
+        mut stream: TcpStream,
+        reader: FrameReader,
+        deadline: Instant,
+    ) -> Result<()> {
+        let peer = match self.peer_for(ready.hello.instance, &ready.hello.name) {
+            Ok(peer) => peer,
+            Err(e) => {
+                self.abandon(set);
+                let refusal = Refusal::new(ErrorCode::Limit, e.to_string());
+                return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
+            }
+        };
+        let mut state = peer.state.lock();
+        let drain_deadline = Instant::now() + self.scaled(DRAIN_WAIT_MS);
+        loop {
+            let proof = match &state.info {
+                None => Proof::Unknown,
+                Some(info) if ready.identity.verify(&info.key) => Proof::Verified,
+                Some(_) => Proof::Wrong,
+            };
+            let decision = state
+                .machine
+                .on_ready(&ready.hello, ready.ready.epoch, proof, |token| ready.proves_resume(token));
+            match decision {
+                Decision::Accept | Decision::AcceptAndYield => {
+                    let identity = Some(ready.identity);
+                    let token = ResumeToken::new(random_bytes());
+                    let (established, frame) =
+                        ready.accept(token).map_err(|e| err!(Protocol, "ACCEPT: {e}"))?;
+                    if !state.machine.accepted(&established) {
+                        drop(state);
+                        self.abandon(set);
+                        return Err(err!(Protocol, "another session with {} came first", peer.name()));
+                    }
+                    let verified = proof == Proof::Verified;
+                    let mut answer = stream.try_clone().map_err(|e| err!(Local, "handshake: {e}"))?;
+                    let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };
+                    // ACCEPT goes out before the lifeline becomes non-blocking and carries anything else.
+                    let sent = send_frame(&mut answer, &frame, deadline);
+                    self.open_session(&peer, state, made, Vec::new());
+                    return sent;
+                }
+                Decision::DrainThenAccept(epoch) => {
+                    if matches!(&state.conn, Conn::Open(channel) if channel.epoch == epoch) {
+                        self.end_epoch(
+                            &peer,
+                            &mut state,
+                            EndReason::PeerFenced("the peer lost this epoch and connects anew".into()),
+                        );
+                    }
+                    if peer.changed.wait_until(&mut state, drain_deadline).timed_out() {
+                        drop(state);
+                        self.abandon(set);
+                        let refusal =
+                            Refusal::new(ErrorCode::Busy, "the old epoch is still being drained; try again");
+                        return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
+                    }
+                }
+                Decision::Refuse(refusal) => {
+                    drop(state);
+                    self.abandon(set);
+                    return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
+                }
+                Decision::Proceed => {
+                    drop(state);
+                    self.abandon(set);
+                    return Err(err!(Protocol, "READY was answered like HELLO"));
+                }
+            }
+        }
+    }
+
+    /// The peer object of an instance, made if there is none.
+    pub(crate) fn peer_for(&self, instance: baton_core::Instance, name: &str) -> Result<Arc<Peer>> {
+        if let Some(peer) = self.peers.read().get(&instance) {
+            return Ok(Arc::clone(peer));
+        }
+        let mut peers = self.peers.write();
+        if let Some(peer) = peers.get(&instance) {
+            return Ok(Arc::clone(peer));
+        }
+        if peers.len() >= crate::engine::MAX_PEERS {
+            return Err(err!(
+                Limit,
+                "{} peers are known; the limit is {}",
+                peers.len(),
+                crate::engine::MAX_PEERS
+            ));
+        }
+        let stone = self.epochs.lock().recall(&instance);
+        let peer = Arc::new(Peer::new(Link::new(self.instance, instance, stone), name));
+        peers.insert(instance, Arc::clone(&peer));
+        Ok(peer)
+    }
+}
+
+/// Passes a step's result on; a failure is told to the other side first.
+fn told<T>(step: std::result::Result<T, Failure>, stream: &mut TcpStream, deadline: Instant) -> Result<T> {
+    step.map_err(|failure| {
+        // If the other side does not get it, it sees the connection end.
+        let _told = failure.send.map(|frame| send_frame(stream, &frame, deadline));
+        err!(Protocol, "{}", failure.cause)
+    })
+}
+
+fn refuse(frame: Option<Vec<u8>>, refusal: Refusal, stream: &mut TcpStream, deadline: Instant) -> Result<()> {
+    if let Some(frame) = frame {
+        send_frame(stream, &frame, deadline)?;
+    }
+    Err(err!(RemoteDisconnect, "{refusal}"))
+}

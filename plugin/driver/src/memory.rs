@@ -1,0 +1,156 @@
+//! Memory that the engine itself owns: the rings and the credit page of one epoch.
+
+use baton_core::LaneId;
+use baton_core::peer::{RingId, SessionMemory};
+use baton_fabric::{Fabric, FabricError, Keys, Memory, MemoryKind};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Bytes of a record ring, per lane and for control (PROTOCOL §3).
+pub const RING_BYTES: u32 = 32 * 1024;
+/// Bytes of the credit page.
+pub const CREDIT_PAGE_BYTES: usize = 4096;
+
+/// Anonymous zeroed pages, unmapped on drop.
+struct Pages {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: the pages are plain memory; all access goes through atomics or through disjoint staging ranges.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn new(len_bytes: usize) -> Result<Pages, FabricError> {
+        // SAFETY: a fresh private mapping that aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|e| FabricError::System(format!("mmap of {len_bytes} bytes for session rings: {e}")))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| FabricError::System("mmap answered null".into()))?;
+        Ok(Pages { base, len_bytes })
+    }
+
+    fn addr(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset + 8 <= self.len_bytes && offset.is_multiple_of(8),
+            "word at {offset} of {}",
+            self.len_bytes
+        );
+        // SAFETY: in bounds and aligned (checked above); the pages live as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` and nothing borrows from it any more.
+        if let Err(e) = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) } {
+            tracing::warn!("munmap of session rings: {e}");
+        }
+    }
+}
+
+/// Rings, staging areas and credit page of one epoch, registered with the session's fabric.
+///
+/// ```text
+/// inbound:  | credit page | control ring | lane 0 ring | lane 1 ring | …     written by the peer
+/// staging:  | control ring | lane 0 ring | …                                   read by the fabric; mirrors the peer's rings
+/// ```
+pub struct EpochMemory {
+    inbound: Pages,
+    staging: Pages,
+    inbound_keys: Keys,
+    staging_keys: Keys,
+    fabric: Arc<dyn Fabric>,
+}
+
+impl EpochMemory {
+    /// Allocates and registers for `lanes` lanes.
+    pub fn new(fabric: &Arc<dyn Fabric>, lanes: usize) -> Result<EpochMemory, FabricError> {
+        let rings_bytes = RING_BYTES as usize * (1 + lanes);
+        let inbound = Pages::new(CREDIT_PAGE_BYTES + rings_bytes)?;
+        let staging = Pages::new(rings_bytes)?;
+        let describe = |pages: &Pages, remote_write| Memory {
+            addr: pages.addr(),
+            len_bytes: pages.len_bytes as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: false,
+            remote_write,
+        };
+        let inbound_keys = fabric.register(&describe(&inbound, true))?;
+        let staging_keys = match fabric.register(&describe(&staging, false)) {
+            Ok(keys) => keys,
+            Err(e) => {
+                fabric.revoke(inbound_keys);
+                return Err(e);
+            }
+        };
+        Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, fabric: Arc::clone(fabric) })
+    }
+
+    /// Address and key of the credit page, for the peer.
+    pub fn credit_page(&self) -> (u64, u64) {
+        (self.inbound.addr(), self.inbound_keys.remote)
+    }
+
+    /// Address and key of an inbound ring, for the peer.
+    pub fn ring(&self, ring: RingId) -> (u64, u64) {
+        (self.inbound.addr() + CREDIT_PAGE_BYTES as u64 + ring_base(ring) as u64, self.inbound_keys.remote)
+    }
+
+    /// Withdraws both registrations; the memory may be dropped after `Ok`.
+    pub fn deregister(&self, deadline: Instant) -> Result<(), FabricError> {
+        self.fabric.deregister(self.inbound_keys, deadline)?;
+        self.fabric.deregister(self.staging_keys, deadline)
+    }
+}
+
+fn ring_base(ring: RingId) -> usize {
+    RING_BYTES as usize
+        * match ring {
+            RingId::Control => 0,
+            RingId::Lane(LaneId(lane)) => 1 + lane as usize,
+        }
+}
+
+impl SessionMemory for EpochMemory {
+    // The ring is memory that a peer can write at any time, so it is copied with atomic loads before anything is checked.
+    fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]) {
+        let base = CREDIT_PAGE_BYTES + ring_base(ring) + offset as usize;
+        for (i, chunk) in out.chunks_mut(8).enumerate() {
+            let word = self.inbound.word(base + 8 * i).load(Ordering::Relaxed).to_ne_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64) {
+        let base = ring_base(ring) + offset as usize;
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0u8; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.staging.word(base + 8 * i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        (self.staging.addr() + base as u64, self.staging_keys.local)
+    }
+
+    fn load_credit(&self, word: usize) -> u64 {
+        self.inbound.word(8 * word).load(Ordering::Acquire)
+    }
+}

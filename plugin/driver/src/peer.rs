@@ -1,0 +1,416 @@
+//! One peer instance: its session of the current epoch and what waits for one.
+//!
+//! Lock order: poller → `Peer::state` → leaves (inbox, a transfer's small locks, a lifeline's output). Nobody takes the poller
+//! while holding a peer.
+
+use crate::engine::Shared;
+use crate::err;
+use crate::error::{Error, Result};
+use crate::inbox::{HostEvent, Notification};
+use crate::lifeline::LifelineHandle;
+use crate::memory::{EpochMemory, RING_BYTES};
+use crate::transfer::Xfer;
+use baton_core::handshake;
+use baton_core::notify::Carry;
+use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
+use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::wire::ConnInfo;
+use baton_core::{Epoch, Instance, Nanos, SessionId};
+use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A peer, keyed by its instance and never by its name.
+pub struct Peer {
+    pub(crate) instance: Instance,
+    name: RwLock<Arc<str>>,
+    /// The host has this instance's connection information under its current name.
+    pub(crate) bound: AtomicBool,
+    pub(crate) state: Mutex<PeerState>,
+    /// Signalled when `PeerState::conn` changes; for `connect` with a timeout.
+    pub(crate) changed: Condvar,
+    /// The receiver side has something to announce before the engine sleeps.
+    pub(crate) credit_dirty: AtomicBool,
+    /// The session waits for the peer's credit page.
+    pub(crate) waits_for_credit: AtomicBool,
+    /// Last time a completion of this peer was seen, for the lifeline's silence rule.
+    pub(crate) last_completion_ns: AtomicU64,
+}
+
+/// What is protected by a peer's lock.
+pub(crate) struct PeerState {
+    pub conn: Conn,
+    /// Who may connect when: attempts, back-off, glare.
+    pub machine: handshake::Link,
+    pub pending: Option<PendingAttempt>,
+    pub info: Option<Arc<ConnInfo>>,
+    /// What the epochs before left behind, and notifications for a peer that is not connected.
+    pub carry: Carry,
+    /// Posted transfers by token.
+    pub inflight: Vec<Option<Arc<Xfer>>>,
+    free_tokens: Vec<usize>,
+    /// Transfers that wait for a connection, each with its message inside.
+    pub waiting: VecDeque<Arc<Xfer>>,
+    /// What waits is failed at that time at the latest; 0 when nothing waits.
+    pub waiting_until: Nanos,
+    /// Next time to ask the machine for a connection.
+    pub retry_at: Option<Nanos>,
+    /// Error of the last failed attempt.
+    pub last_error: Option<Error>,
+    pub epochs_ended: u64,
+}
+
+/// The channel of a peer.
+pub(crate) enum Conn {
+    /// There is none.
+    None,
+    /// In use.
+    Open(Box<Channel>),
+    /// Its epoch is being ended; completions still count.
+    Ending(Box<Channel>),
+}
+
+/// Endpoints of an own attempt between READY and ACCEPT: the peer may already send, so completions are kept until the session exists.
+pub(crate) struct PendingAttempt {
+    pub attempt: u64,
+    pub fabric_index: usize,
+    pub endpoints: Vec<EndpointId>,
+    pub stash: Vec<Completion>,
+}
+
+/// Everything of one epoch.
+pub(crate) struct Channel {
+    /// Unique in the engine; prepared transfers remember it.
+    pub generation: u64,
+    pub fabric: Arc<dyn Fabric>,
+    pub fabric_index: usize,
+    pub session: Session,
+    pub memory: Arc<EpochMemory>,
+    pub endpoints: Vec<EndpointId>,
+    pub lifeline: Option<LifelineHandle>,
+    pub epoch: Epoch,
+    pub session_id: SessionId,
+    /// We know that the peer is who its connection information says.
+    pub verified: bool,
+    /// What the listener kept to verify the initiator once its connection information arrives.
+    pub identity: Option<handshake::IdentityProof>,
+    pub next_lane: u64,
+    pub lane_count: u8,
+    /// Why it is ending.
+    pub reason: Option<EndReason>,
+}
+
+impl Conn {
+    pub fn channel(&mut self) -> Option<&mut Channel> {
+        match self {
+            Conn::Open(channel) | Conn::Ending(channel) => Some(channel),
+            Conn::None => None,
+        }
+    }
+
+    pub fn word(&self) -> &'static str {
+        match self {
+            Conn::None => "none",
+            Conn::Open(_) => "open",
+            Conn::Ending(_) => "ending",
+        }
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(machine: handshake::Link, name: &str) -> Peer {
+        Peer {
+            instance: machine.peer(),
+            name: RwLock::new(Arc::from(name)),
+            bound: AtomicBool::new(false),
+            state: Mutex::new(PeerState {
+                conn: Conn::None,
+                machine,
+                pending: None,
+                info: None,
+                carry: Carry::default(),
+                inflight: Vec::with_capacity(64),
+                free_tokens: Vec::with_capacity(64),
+                waiting: VecDeque::with_capacity(16),
+                waiting_until: Nanos(0),
+                retry_at: None,
+                last_error: None,
+                epochs_ended: 0,
+            }),
+            changed: Condvar::new(),
+            credit_dirty: AtomicBool::new(false),
+            waits_for_credit: AtomicBool::new(false),
+            last_completion_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Agent name of this instance.
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name.read())
+    }
+
+    pub(crate) fn rename(&self, name: &str) {
+        if **self.name.read() != *name {
+            *self.name.write() = Arc::from(name);
+        }
+    }
+}
+
+impl Peer {
+    /// When the session wants to look at the clock, or queued work passes a deadline.
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        let mut state = self.state.lock();
+        let queued = state.carry.next_deadline();
+        let session = state.conn.channel().and_then(|channel| channel.session.next_timeout());
+        let waiting = (!state.waiting.is_empty()).then_some(state.waiting_until);
+        queued.into_iter().chain(session).chain(waiting).chain(state.retry_at).min()
+    }
+}
+
+impl PeerState {
+    /// The channel if new outgoing work may use it.
+    pub fn outgoing(&mut self) -> Option<&mut Channel> {
+        match &mut self.conn {
+            Conn::Open(channel) if channel.verified => Some(channel),
+            _ => None,
+        }
+    }
+
+    fn take_token(&mut self, xfer: &Arc<Xfer>) -> usize {
+        match self.free_tokens.pop() {
+            Some(token) => {
+                self.inflight[token] = Some(Arc::clone(xfer));
+                token
+            }
+            None => {
+                self.inflight.push(Some(Arc::clone(xfer)));
+                self.inflight.len() - 1
+            }
+        }
+    }
+
+    pub fn give_token(&mut self, token: usize) -> Option<Arc<Xfer>> {
+        let xfer = self.inflight.get_mut(token)?.take()?;
+        self.free_tokens.push(token);
+        Some(xfer)
+    }
+
+    pub fn token_of(&self, xfer: &Arc<Xfer>) -> Option<usize> {
+        self.inflight.iter().position(|slot| slot.as_ref().is_some_and(|other| Arc::ptr_eq(other, xfer)))
+    }
+
+    /// Whether somebody wants a connection for outgoing work.
+    pub fn wants_connection(&self) -> bool {
+        !self.waiting.is_empty() || !self.carry.waiting().is_empty()
+    }
+
+    /// Takes completions of one endpoint to whoever owns it: the session, or an attempt that waits for ACCEPT.
+    pub fn on_completions(&mut self, now: Nanos, fabric_index: usize, completions: &[Completion]) {
+        let Some(endpoint) = completions.first().map(|c| c.endpoint) else { return };
+        if let Some(channel) = self.conn.channel()
+            && channel.fabric_index == fabric_index
+            && channel.endpoints.contains(&endpoint)
+        {
+            for completion in completions {
+                channel.session.on_completion(now, completion, &*channel.memory);
+            }
+        } else if let Some(pending) = &mut self.pending
+            && pending.fabric_index == fabric_index
+            && pending.endpoints.contains(&endpoint)
+        {
+            pending.stash.extend_from_slice(completions);
+        }
+    }
+
+    /// Hands a begun transfer to the open session. An error leaves nothing behind but is not yet published to the transfer.
+    pub fn submit(&mut self, now: Nanos, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+        let token = self.take_token(xfer);
+        let outcome = match self.outgoing() {
+            None => Err(err!(RemoteDisconnect, "the session ended before the transfer could be posted")),
+            Some(channel) => {
+                let work = channel.prepare(xfer);
+                channel.session.submit(now, token as u64, work, message).map_err(submit_error)
+            }
+        };
+        if outcome.is_err() {
+            self.give_token(token);
+        }
+        outcome
+    }
+
+    /// Sends or, without a session, keeps a standalone notification.
+    pub fn notify(&mut self, now: Nanos, message: &[u8], deadline: Nanos) -> Result<()> {
+        if let Some(channel) = self.outgoing() {
+            return channel.session.notify(now, message, deadline).map(drop).map_err(submit_error);
+        }
+        let limit = message_limit(RING_BYTES);
+        self.carry.queue(message, deadline, limit).map(drop).map_err(submit_error)
+    }
+
+    /// Hands the transfers that waited for a connection to the session that just opened.
+    pub fn release_waiting(&mut self, now: Nanos) {
+        while self.outgoing().is_some() {
+            let Some(xfer) = self.waiting.pop_front() else { return };
+            let message = xfer.message.lock().take();
+            if let Err(e) = self.submit(now, &xfer, message.as_deref()) {
+                xfer.finish(Err(e));
+            }
+        }
+    }
+
+    /// Fails the transfers that wait for a connection; notifications stay until their deadline.
+    pub fn fail_waiting(&mut self, error: &Error) {
+        for xfer in self.waiting.drain(..) {
+            xfer.message.lock().take();
+            xfer.finish(Err(error.clone()));
+        }
+    }
+
+    /// The carry for a new epoch. Unless both sides resume the same session, message numbers start anew.
+    pub fn take_carry(&mut self, resumed: bool) -> Carry {
+        let old = std::mem::take(&mut self.carry);
+        if resumed {
+            return old;
+        }
+        let mut fresh = Carry::default();
+        for one in old.waiting() {
+            if let Err(e) = fresh.queue(&one.message, one.deadline, message_limit(RING_BYTES)) {
+                tracing::warn!("a notification is lost: {e}");
+            }
+        }
+        fresh
+    }
+}
+
+impl Channel {
+    /// Templates for this channel: kept from the last post, or split anew.
+    fn prepare(&mut self, xfer: &Xfer) -> Arc<Prepared> {
+        let mut kept = xfer.prepared.lock();
+        if let Some(work) = kept.as_ref().filter(|work| work.lane_map_generation() == self.generation) {
+            return Arc::clone(work);
+        }
+        let caps = self.fabric.caps();
+        let local_keys: Vec<u64> = xfer.locals.iter().map(|mr| mr.keys[self.fabric_index].local).collect();
+        let name = self.fabric.name();
+        let remote_keys: Vec<u64> = xfer
+            .remotes
+            .iter()
+            .map(|side| match side {
+                crate::transfer::RemoteSide::Peer(region) => region.blob.key(name).unwrap_or(0),
+                crate::transfer::RemoteSide::Own(_) => 0,
+            })
+            .collect();
+        let split = LaneSplit {
+            lane_count: self.lane_count,
+            stripe_min_bytes: caps.stripe_min_bytes,
+            first_lane: self.next_lane,
+            lane_map_generation: self.generation,
+        };
+        self.next_lane += 1;
+        let work = Arc::new(Prepared::new(&xfer.plan, &local_keys, &remote_keys, &split));
+        *kept = Some(Arc::clone(&work));
+        work
+    }
+}
+
+/// Says why the session took something not.
+pub(crate) fn submit_error(e: SubmitError) -> Error {
+    let code = match &e {
+        SubmitError::MessageTooLong { .. }
+        | SubmitError::TooManyTransfers { .. }
+        | SubmitError::TooManyNotifications { .. } => crate::error::Code::Limit,
+        SubmitError::LaneMap { .. } => crate::error::Code::Local,
+        SubmitError::Ended => crate::error::Code::RemoteDisconnect,
+    };
+    Error::new(code, e.to_string())
+}
+
+impl Shared {
+    /// Executes what the session wants and publishes what it says, until it is content. Call after every stimulus, with the peer locked.
+    pub(crate) fn pump(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
+        let ending = matches!(state.conn, Conn::Ending(_));
+        let Some(channel) = state.conn.channel() else { return };
+        let mut failed = None;
+        while !ending && failed.is_none() {
+            let Some(action) = channel.session.next_action(self.clock.now(), &*channel.memory) else { break };
+            match action {
+                Action::Post { endpoint, batch } => {
+                    if let Err(e) = channel.fabric.post(endpoint, &batch) {
+                        tracing::warn!("posting to {}: {e}", peer.name());
+                        channel.session.on_post_failed(endpoint, e.taken);
+                    }
+                }
+                Action::Recv { endpoint, count } => {
+                    if let Err(e) = post_empty_recvs(&*channel.fabric, endpoint, count) {
+                        failed = Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
+                    }
+                }
+            }
+        }
+        if channel.session.waits_for_credit() {
+            self.note_credit_waiter(peer);
+        }
+        while let Some(channel) = state.conn.channel() {
+            let Some(event) = channel.session.next_event() else { break };
+            self.on_event(peer, state, event, &mut failed);
+        }
+        if let Some(reason) = failed
+            && !ending
+        {
+            self.end_epoch(peer, state, reason);
+        }
+    }
+
+    fn on_event(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        event: Event,
+        failed: &mut Option<EndReason>,
+    ) {
+        match event {
+            Event::XferDone { token, result } => {
+                if let Some(xfer) = state.give_token(token as usize) {
+                    xfer.finish(result.map_err(|failure| self.xfer_error(peer, &failure)));
+                }
+            }
+            Event::Delivered { message } => {
+                self.deliver(Notification { name: peer.name(), message, peer: Some(Arc::clone(peer)) });
+            }
+            Event::EndEpoch { reason } => {
+                failed.get_or_insert(reason);
+            }
+            Event::NotifyExpired { seq } => {
+                self.counters.notifications_expired.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(
+                    "notification {} to {} was not acknowledged before its deadline and is lost",
+                    seq.0,
+                    peer.name()
+                );
+            }
+        }
+    }
+
+    /// Queues a notification for the host and tells whoever wants to know.
+    pub(crate) fn deliver(&self, notification: Notification) {
+        let name = Arc::clone(&notification.name);
+        self.inbox.push(notification);
+        if self.hook.raise(HostEvent::Notification { name }) {
+            self.wake_service();
+        }
+    }
+}
+
+/// Posts `count` RECVs that serve immediates only.
+pub(crate) fn post_empty_recvs(fabric: &dyn Fabric, endpoint: EndpointId, count: u32) -> Result<()> {
+    const EMPTY: [RecvSlot; 64] = [RecvSlot { addr: 0, local_key: 0, len_bytes: 0, id: 0 }; 64];
+    let mut left = count as usize;
+    while left > 0 {
+        let n = left.min(EMPTY.len());
+        fabric.post_recv(endpoint, &EMPTY[..n])?;
+        left -= n;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! Withdrawing regions from peers: who was asked, who has answered.
+
+use crate::engine::Shared;
+use crate::lifeline::LifelineHandle;
+use crate::peer::Conn;
+use baton_core::RegionId;
+use baton_core::peer::EndReason;
+use baton_core::wire::LifelineFrame;
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// REVOKEs that wait for their acknowledgement, as (lifeline, id).
+#[derive(Default)]
+pub(crate) struct Revokes {
+    waiting: Mutex<HashSet<(u64, u64)>>,
+    answered: Condvar,
+    next_id: AtomicU64,
+}
+
+impl Revokes {
+    pub fn acknowledge(&self, lifeline: u64, id: u64) {
+        if self.waiting.lock().remove(&(lifeline, id)) {
+            self.answered.notify_all();
+        }
+    }
+
+    /// The lifeline is gone, nobody will answer on it; its session has ended, which is as good.
+    pub fn forget(&self, lifeline: u64) {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|(of, _)| *of != lifeline);
+        self.answered.notify_all();
+    }
+}
+
+impl Shared {
+    /// Tells every open session that a region is gone and waits for the answers until `deadline`. A peer that does not
+    /// answer loses its session: its next operation on the region would fail anyway.
+    pub(crate) fn revoke_at_peers(self: &Arc<Self>, region: RegionId, deadline: Instant) {
+        let id = self.revokes.next_id.fetch_add(1, Ordering::Relaxed);
+        let lifelines: Vec<LifelineHandle> = self.lifelines.lock().values().cloned().collect();
+        self.revokes.waiting.lock().extend(lifelines.iter().map(|lifeline| (lifeline.id, id)));
+        for lifeline in &lifelines {
+            lifeline.send(&LifelineFrame::Revoke { id, regions: vec![region] });
+        }
+        let mut waiting = self.revokes.waiting.lock();
+        while waiting.iter().any(|(_, of)| *of == id) {
+            if self.revokes.answered.wait_until(&mut waiting, deadline).timed_out() {
+                break;
+            }
+        }
+        let silent: Vec<_> =
+            lifelines.into_iter().filter(|lifeline| waiting.remove(&(lifeline.id, id))).collect();
+        drop(waiting);
+        for lifeline in silent {
+            self.counters.revokes_unanswered.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                "{} did not acknowledge that a region is withdrawn; its session ends",
+                lifeline.peer.name()
+            );
+            let mut state = lifeline.peer.state.lock();
+            if matches!(&state.conn, Conn::Open(channel) if channel.epoch == lifeline.epoch) {
+                let reason = EndReason::PeerGone("it did not acknowledge a withdrawn region in time".into());
+                self.end_epoch(&lifeline.peer, &mut state, reason);
+            }
+        }
+    }
+}

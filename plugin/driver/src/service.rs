@@ -1,0 +1,228 @@
+//! The service thread: sleeps on events, never spins. It accepts connections, reads lifelines, serves the software
+//! fabrics and keeps the timers.
+
+use crate::engine::Shared;
+use crate::lifeline::{Input, Lifeline};
+use baton_core::Nanos;
+use baton_core::peer::EndReason;
+use baton_core::wire::LifelineFrame;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// While the host polled this recently, the service thread leaves the fabrics to it.
+const CALLER_POLLS_NS: u64 = 300_000;
+/// How long the service thread then sleeps before it looks again.
+const CALLER_POLLS_SLEEP_NS: u64 = 1_000_000;
+/// Re-reading of credit pages while something waits for credit.
+const CREDIT_WAIT_SLEEP_NS: u64 = 500_000;
+/// Longest sleep.
+const MAX_SLEEP_NS: u64 = 1_000_000_000;
+/// Bulk bytes served between two looks at the other duties.
+const SERVE_BUDGET_BYTES: usize = 1024 * 1024;
+
+/// Token of the listener in the epoll; lifelines count from 1.
+const LISTENER: u64 = 0;
+
+impl Shared {
+    /// The thread's body.
+    pub(crate) fn service(self: &Arc<Self>) {
+        let mut armed = false;
+        while !self.is_stopping() {
+            let timeout_ns = self.tend_fabrics(&mut armed);
+            if timeout_ns > 0 {
+                self.sleep(timeout_ns, armed);
+            }
+            self.handle_descriptors();
+            self.hook.run();
+            self.run_timers();
+        }
+        self.fabrics.iter().for_each(|fabric| fabric.disarm());
+    }
+
+    /// Serves and polls; answers how long the thread may sleep.
+    fn tend_fabrics(self: &Arc<Self>, armed: &mut bool) -> u64 {
+        if self.is_polled_by_caller(CALLER_POLLS_NS) {
+            if std::mem::take(armed) {
+                self.fabrics.iter().for_each(|fabric| fabric.disarm());
+            }
+            self.flush_credit();
+            return CALLER_POLLS_SLEEP_NS;
+        }
+        let mut more = false;
+        for fabric in &self.fabrics {
+            more |= fabric.serve(SERVE_BUDGET_BYTES);
+        }
+        if self.poll() | more {
+            self.spinner.kick();
+            return 0;
+        }
+        self.flush_credit();
+        *armed = true;
+        if !self.fabrics.iter().all(|fabric| fabric.arm()) {
+            return 0;
+        }
+        if self.credit_waiters_count.load(Ordering::Relaxed) > 0 {
+            return CREDIT_WAIT_SLEEP_NS;
+        }
+        self.next_timer().map_or(MAX_SLEEP_NS, |at| at.since(self.clock.now()).clamp(1, MAX_SLEEP_NS))
+    }
+
+    fn sleep(&self, timeout_ns: u64, armed: bool) {
+        let mut fds = Vec::with_capacity(2 + self.fabrics.len());
+        fds.push(PollFd::new(&self.wake_fd, PollFlags::IN));
+        fds.push(PollFd::new(&self.epoll, PollFlags::IN));
+        let fabric_fds = self.fabrics.iter().filter(|_| armed).filter_map(|fabric| fabric.event_fd());
+        for fd in fabric_fds {
+            // SAFETY: a fabric's event descriptor lives as long as the fabric, which `self` keeps alive.
+            fds.push(PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN));
+        }
+        let timeout = Timespec {
+            tv_sec: (timeout_ns / 1_000_000_000) as i64,
+            tv_nsec: (timeout_ns % 1_000_000_000) as i64,
+        };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => tracing::error!("service thread: poll: {e}"),
+        }
+        if fds[0].revents().contains(PollFlags::IN) {
+            self.service_wake.store(false, Ordering::Release);
+            // Only empties the counter; a race with another wake leaves it readable, which is right.
+            let _drained = rustix::io::read(&self.wake_fd, &mut [0u8; 8]);
+        }
+    }
+
+    /// Makes the service thread look around.
+    pub(crate) fn wake_service(&self) {
+        if !self.service_wake.swap(true, Ordering::AcqRel)
+            && let Err(e) = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes())
+        {
+            tracing::error!("waking the service thread: {e}");
+        }
+    }
+
+    fn handle_descriptors(self: &Arc<Self>) {
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 32];
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let (ready, _) = match epoll::wait(&self.epoll, &mut events, Some(&no_wait)) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => return,
+            Err(e) => return tracing::error!("service thread: epoll: {e}"),
+        };
+        for event in ready {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                id => {
+                    let lifeline = self.lifelines.lock().get(&id).cloned();
+                    lifeline.into_iter().for_each(|lifeline| self.read_lifeline(&lifeline));
+                }
+            }
+        }
+    }
+
+    /// Watches the listener from now on.
+    pub(crate) fn watch_listener(&self, listener: impl AsFd) -> std::io::Result<()> {
+        Ok(epoll::add(&self.epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?)
+    }
+
+    /// Watches a lifeline from now on; whatever arrived already is reported as well.
+    pub(crate) fn watch_lifeline(&self, lifeline: &Arc<Lifeline>) -> std::io::Result<()> {
+        self.lifelines.lock().insert(lifeline.id, Arc::clone(lifeline));
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(&self.epoll, lifeline.fd(), EventData::new_u64(lifeline.id), flags)?)
+    }
+
+    /// Stops watching a lifeline.
+    pub(crate) fn forget_lifeline(&self, lifeline: &Lifeline) {
+        self.revokes.forget(lifeline.id);
+        if self.lifelines.lock().remove(&lifeline.id).is_some()
+            && let Err(e) = epoll::delete(&self.epoll, lifeline.fd())
+        {
+            tracing::warn!("lifeline of {}: {e}", lifeline.peer.name());
+        }
+    }
+
+    pub(crate) fn read_lifeline(self: &Arc<Self>, lifeline: &Arc<Lifeline>) {
+        lifeline.flush();
+        loop {
+            match lifeline.receive(self.clock.now()) {
+                Input::Nothing => return,
+                Input::Frame(frame) => self.on_lifeline_frame(lifeline, frame),
+                Input::End(why) => {
+                    self.forget_lifeline(lifeline);
+                    return self.end_epoch_of(lifeline, EndReason::PeerGone(why));
+                }
+            }
+        }
+    }
+
+    fn on_lifeline_frame(self: &Arc<Self>, lifeline: &Arc<Lifeline>, frame: LifelineFrame) {
+        match frame {
+            LifelineFrame::Ping { n } => lifeline.send(&LifelineFrame::Pong { n }),
+            LifelineFrame::Pong { .. } | LifelineFrame::DrainAck { .. } => {}
+            LifelineFrame::Fence { epoch, reason } if epoch == lifeline.epoch => {
+                self.end_epoch_of(lifeline, EndReason::PeerFenced(reason));
+            }
+            LifelineFrame::Fence { epoch, .. } => {
+                tracing::debug!("FENCE of another epoch ({}) ignored", epoch.0)
+            }
+            LifelineFrame::SessionClose { reason } => {
+                self.end_epoch_of(lifeline, EndReason::PeerFenced(reason))
+            }
+            LifelineFrame::Violation { text } => {
+                self.end_epoch_of(
+                    lifeline,
+                    EndReason::PeerFenced(format!("the peer accuses us of a violation: {text}")),
+                );
+            }
+            LifelineFrame::Revoke { id, regions } => {
+                self.registry.write().revoke(lifeline.peer.instance, &regions);
+                // Work that is already posted is the owner's to stop; new posts are refused from here on.
+                lifeline.send(&LifelineFrame::RevokeAck { id });
+            }
+            LifelineFrame::RevokeAck { id } => self.revokes.acknowledge(lifeline.id, id),
+        }
+    }
+
+    fn end_epoch_of(self: &Arc<Self>, lifeline: &Arc<Lifeline>, reason: EndReason) {
+        let peer = &lifeline.peer;
+        let mut state = peer.state.lock();
+        let ours = state
+            .conn
+            .channel()
+            .is_some_and(|channel| channel.lifeline.as_ref().is_some_and(|l| l.id == lifeline.id));
+        if ours {
+            self.end_epoch(peer, &mut state, reason);
+        }
+    }
+
+    /// Earliest time at which a session or a lifeline wants to look at the clock.
+    fn next_timer(&self) -> Option<Nanos> {
+        let lifelines = self.lifelines.lock().values().filter_map(|l| l.next_timeout()).min();
+        let sessions = self.peers.read().values().filter_map(|peer| peer.next_timeout()).min();
+        lifelines.into_iter().chain(sessions).min()
+    }
+
+    fn run_timers(self: &Arc<Self>) {
+        let now = self.clock.now();
+        if now < Nanos(self.next_timer_check_ns.load(Ordering::Relaxed)) {
+            return;
+        }
+        self.next_timer_check_ns.store(now.plus_ms(TIMER_GRAIN_MS).0, Ordering::Relaxed);
+        let lifelines: Vec<_> = self.lifelines.lock().values().cloned().collect();
+        for lifeline in lifelines {
+            if let Err(silent) = lifeline.on_timer(now) {
+                self.end_epoch_of(&lifeline, EndReason::PeerGone(silent));
+            }
+        }
+        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+        for peer in peers {
+            self.run_peer_timers(&peer, now);
+        }
+    }
+}
+
+/// Timers are looked at no more often than this.
+const TIMER_GRAIN_MS: u64 = 5;

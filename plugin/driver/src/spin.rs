@@ -1,0 +1,58 @@
+//! The progress thread, where the host permits one: spins for a while after the last work, so that a host that sleeps
+//! still gets low latency; never while the host itself polls.
+
+use crate::engine::Shared;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// While the host polled this recently, spinning would only fight it for the core.
+const CALLER_POLLS_NS: u64 = 300_000;
+
+/// Where the progress thread rests.
+#[derive(Default)]
+pub(crate) struct Spinner {
+    rests: AtomicBool,
+    work: Mutex<bool>,
+    arrived: Condvar,
+}
+
+impl Spinner {
+    /// Something was posted or arrived; costs one load while the thread spins or does not exist.
+    pub fn kick(&self) {
+        if self.rests.load(Ordering::Acquire) {
+            *self.work.lock() = true;
+            self.arrived.notify_one();
+        }
+    }
+
+    fn wait_for_work(&self, shared: &Shared) {
+        let mut work = self.work.lock();
+        self.rests.store(true, Ordering::Release);
+        while !*work && !shared.is_stopping() {
+            self.arrived.wait(&mut work);
+        }
+        *work = false;
+        self.rests.store(false, Ordering::Release);
+    }
+}
+
+impl Shared {
+    pub(crate) fn spin(self: &Arc<Self>) {
+        let spin = Duration::from_micros(u64::from(self.config.spin_us));
+        while !self.is_stopping() {
+            self.spinner.wait_for_work(self);
+            let mut last_work = Instant::now();
+            while last_work.elapsed() < spin
+                && !self.is_stopping()
+                && !self.is_polled_by_caller(CALLER_POLLS_NS)
+            {
+                if self.poll() {
+                    last_work = Instant::now();
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+}

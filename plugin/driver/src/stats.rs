@@ -1,0 +1,82 @@
+//! `stats`: what was chosen, what happened, who waits for what. One JSON object.
+
+use crate::engine::{Driver, Shared};
+use crate::peer::{Conn, Peer};
+use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+impl Driver {
+    /// The statistics as JSON.
+    pub fn stats(&self) -> String {
+        self.shared.stats().to_string()
+    }
+}
+
+impl Shared {
+    fn stats(&self) -> Value {
+        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+        let registry = self.registry.read().counts();
+        let fabrics: Map<String, Value> =
+            self.fabrics.iter().map(|fabric| (fabric.name().to_owned(), fabric.stats())).collect();
+        json!({
+            "agent": &*self.own_name(),
+            "instance": self.instance.to_string(),
+            "backend": self.config.backend,
+            "requested": self.config.requested,
+            "passed_over": self.config.notes,
+            "fabrics_enabled": self.fabrics.iter().map(|fabric| fabric.name()).collect::<Vec<_>>(),
+            "progress_thread": self.config.progress_thread,
+            "spin_us": self.config.spin_us,
+            "timeout_scale": self.config.timeout_scale,
+            "threads": self.threads.names(),
+            "regions": { "local": registry.local_regions, "remote": registry.remote_regions, "refused": registry.refused },
+            "notifications_waiting": self.inbox.len(),
+            "counters": self.counter_values(),
+            "peers": peers.iter().map(|peer| peer_stats(peer)).collect::<Vec<_>>(),
+            "fabrics": fabrics,
+        })
+    }
+
+    fn counter_values(&self) -> Value {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let c = &self.counters;
+        json!({
+            "sessions_opened": read(&c.sessions_opened),
+            "epochs_ended": read(&c.epochs_ended),
+            "connects_failed": read(&c.connects_failed),
+            "fallbacks": read(&c.fallbacks),
+            "handshakes_refused": read(&c.handshakes_refused),
+            "accepts_dropped": read(&c.accepts_dropped),
+            "orphan_completions": read(&c.orphan_completions),
+            "notifications_expired": read(&c.notifications_expired),
+            "partial_inbound": read(&c.partial_inbound),
+            "revokes_unanswered": read(&c.revokes_unanswered),
+        })
+    }
+}
+
+fn peer_stats(peer: &Peer) -> Value {
+    let mut state = peer.state.lock();
+    let mut value = json!({
+        "name": &*peer.name(),
+        "instance": peer.instance.to_string(),
+        "bound": peer.bound.load(Ordering::Relaxed),
+        "connection": state.conn.word(),
+        "waiting_for_connection": state.waiting.len(),
+        "notifications_queued": state.carry.waiting().len(),
+        "transfers_in_flight": state.inflight.iter().flatten().count(),
+        "epochs_ended": state.epochs_ended,
+        "last_error": state.last_error.as_ref().map(|e| e.text.clone()),
+    });
+    if let Conn::Open(channel) | Conn::Ending(channel) = &mut state.conn {
+        value["session"] = json!({
+            "id": channel.session_id.0,
+            "epoch": channel.epoch.0,
+            "fabric": channel.fabric.name(),
+            "lanes": channel.lane_count,
+            "verified": channel.verified,
+            "protocol": serde_json::to_value(channel.session.stats()).unwrap_or_else(|e| Value::String(e.to_string())),
+        });
+    }
+    value
+}

@@ -1,0 +1,407 @@
+//! Regions and transfers: what the host registers, builds, posts and asks about.
+
+use crate::engine::{Driver, Shared, random_u64};
+use crate::err;
+use crate::error::{Code, Error, Result};
+use crate::peer::Peer;
+use crate::region::Mr;
+use crate::transfer::{RemoteSide, Status, Target, Xfer};
+use baton_core::peer::CancelOutcome;
+use baton_core::plan::{Pair, Plan, PlanLimits, check_span};
+use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
+use baton_fabric::{Keys, Memory, Op};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Withdrawing a region blocks at most this long (PROTOCOL §8).
+const DEREGISTER_LIMIT: Duration = Duration::from_secs(1);
+
+/// One piece of a transfer, as in the ABI.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Desc {
+    /// First byte.
+    pub addr: u64,
+    /// Length.
+    pub len_bytes: u64,
+    /// Handle of the region.
+    pub region: u64,
+    /// Must be zero.
+    pub reserved: u64,
+}
+
+fn registry_error(e: RegistryError) -> Error {
+    let code = match &e {
+        RegistryError::Limit { .. } => Code::Limit,
+        _ => Code::InvalidParam,
+    };
+    Error::new(code, e.to_string())
+}
+
+fn resolve_error(e: ResolveError) -> Error {
+    let code = match &e {
+        ResolveError::Stale { .. } => Code::Stale,
+        _ => Code::NotFound,
+    };
+    Error::new(code, e.to_string())
+}
+
+impl Driver {
+    /// Registers memory on every fabric.
+    pub fn register(&self, memory: &Memory) -> Result<u64> {
+        let shared = &self.shared;
+        shared.usable()?;
+        if memory.len_bytes == 0 || memory.addr.checked_add(memory.len_bytes).is_none() {
+            return Err(err!(
+                InvalidParam,
+                "memory at {:#x} of {} bytes: the length must be at least 1 and the end inside the address space",
+                memory.addr,
+                memory.len_bytes
+            ));
+        }
+        let mut keys: Vec<Keys> = Vec::with_capacity(shared.fabrics.len());
+        for fabric in &shared.fabrics {
+            match fabric.register(memory) {
+                Ok(made) => keys.push(made),
+                Err(e) => {
+                    shared.fabrics.iter().zip(&keys).for_each(|(fabric, keys)| fabric.revoke(*keys));
+                    return Err(Error::new(
+                        Error::from(e.clone()).code,
+                        format!("fabric {}: {e}", fabric.name()),
+                    ));
+                }
+            }
+        }
+        let named = shared.fabrics.iter().map(|fabric| fabric.name()).zip(keys.iter().copied()).collect();
+        let mut registry = shared.registry.write();
+        let handle = registry.add_local(*memory, named, random_u64() as u32).map_err(registry_error);
+        let region = handle.as_ref().ok().and_then(|handle| registry.local(*handle).cloned());
+        drop(registry);
+        match (handle, region) {
+            (Ok(handle), Some(region)) => {
+                shared.regions.write().insert(handle.0, Arc::new(Mr::new(region, keys)));
+                Ok(handle.0)
+            }
+            (outcome, _) => {
+                shared.fabrics.iter().zip(&keys).for_each(|(fabric, keys)| fabric.revoke(*keys));
+                Err(outcome
+                    .err()
+                    .unwrap_or_else(|| err!(Local, "the region vanished while it was registered")))
+            }
+        }
+    }
+
+    /// Withdraws a registration. When it returns no byte will land in the memory any more.
+    pub fn deregister(&self, handle: u64) -> Result<()> {
+        let shared = &self.shared;
+        let mr = shared.regions.write().remove(&handle);
+        let mr = mr.ok_or_else(|| err!(NotFound, "region {handle:#x} is not registered (any more)"))?;
+        shared.registry.write().remove_local(RegionHandle(handle));
+        let deadline = Instant::now() + DEREGISTER_LIMIT;
+        mr.revoke();
+        // Own transfers that use the region end in order if they do in time; polling is what ends them.
+        while !mr.wait_unpinned(Instant::now() + Duration::from_millis(1)) && Instant::now() < deadline {
+            shared.poll();
+        }
+        if !shared.is_stopping() {
+            shared.revoke_at_peers(mr.region.id(), deadline);
+        }
+        let mut outcome = Ok(());
+        for (fabric, keys) in shared.fabrics.iter().zip(&mr.keys) {
+            if let Err(e) =
+                fabric.deregister(*keys, deadline.max(Instant::now() + Duration::from_millis(100)))
+            {
+                outcome = Err(err!(Local, "region {handle:#x} on fabric {}: {e}", fabric.name()));
+            }
+        }
+        outcome
+    }
+
+    /// The bytes with which a peer imports a region.
+    pub fn export(&self, handle: u64) -> Result<Vec<u8>> {
+        self.shared.usable()?;
+        let registry = self.shared.registry.read();
+        let bytes = registry.export(RegionHandle(handle));
+        bytes
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| err!(NotFound, "region {handle:#x} is not registered (any more)"))
+    }
+
+    /// Takes a peer's exported region.
+    pub fn import(&self, name: &str, blob: &[u8]) -> Result<u64> {
+        self.shared.usable()?;
+        self.shared.registry.write().import(name, blob).map(|(handle, _)| handle.0).map_err(registry_error)
+    }
+
+    /// Forgets an imported region.
+    pub fn release_remote(&self, handle: u64) -> Result<()> {
+        self.shared.usable()?;
+        if self.shared.registry.write().release(RegionHandle(handle)) {
+            Ok(())
+        } else {
+            Err(err!(NotFound, "remote region {handle:#x} does not exist (any more)"))
+        }
+    }
+
+    /// Builds a transfer.
+    pub fn create_xfer(&self, op: Op, peer: &str, local: &[Desc], remote: &[Desc]) -> Result<Arc<Xfer>> {
+        let shared = &self.shared;
+        shared.usable()?;
+        if local.len() != remote.len() {
+            return Err(err!(
+                InvalidParam,
+                "{} local and {} remote descriptors: the lists must be equally long",
+                local.len(),
+                remote.len()
+            ));
+        }
+        let target =
+            if *peer == *shared.own_name() { Target::Own } else { Target::Peer(shared.peer_named(peer)?) };
+        let mut build = Build { shared, op, peer, locals: Side::new(), remotes: Side::new() };
+        let mut pairs = Vec::with_capacity(local.len());
+        for (index, (l, r)) in local.iter().zip(remote).enumerate() {
+            pairs.push(build.pair(index, l, r)?);
+        }
+        let limits = PlanLimits::default();
+        let plan = Plan::build(op, pairs, limits).map_err(|e| err!(InvalidParam, "{e}"))?;
+        Ok(Arc::new(Xfer::new(op, target, plan, build.locals.regions, build.remotes.regions)))
+    }
+
+    /// Starts a transfer. Never blocks and never copies bulk data.
+    pub fn post(&self, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+        let shared = &self.shared;
+        shared.usable()?;
+        xfer.begin()?;
+        let posted = match &xfer.target {
+            Target::Own => {
+                *xfer.message.lock() = message.map(<[u8]>::to_vec);
+                shared.self_copies.submit(Arc::clone(xfer));
+                Ok(())
+            }
+            Target::Peer(peer) => shared.post_to(peer, xfer, message),
+        };
+        if let Err(e) = &posted {
+            xfer.finish(Err(e.clone()));
+        }
+        posted
+    }
+
+    /// State of the last post; moves work on if it is not over.
+    pub fn status(&self, xfer: &Xfer) -> Status {
+        let status = xfer.status();
+        if !matches!(status, Status::InProgress) {
+            return status;
+        }
+        if matches!(xfer.target, Target::Own) {
+            self.shared.self_copies.help(&self.shared);
+        }
+        self.shared.caller_polls();
+        xfer.status()
+    }
+
+    /// Stops a transfer as soon as possible; its state tells when that has happened.
+    pub fn cancel(&self, xfer: &Arc<Xfer>) -> Result<()> {
+        if !xfer.is_active() {
+            return Ok(());
+        }
+        match &xfer.target {
+            Target::Own => self.shared.self_copies.cancel(xfer),
+            Target::Peer(peer) => self.shared.cancel_at(peer, xfer),
+        }
+        Ok(())
+    }
+
+    /// Whether the transfer may be freed; if not it is cancelled and the answer is BUSY.
+    pub fn release(&self, xfer: &Arc<Xfer>) -> Result<()> {
+        if matches!(self.status(xfer), Status::InProgress) {
+            self.cancel(xfer)?;
+            self.shared.poll();
+        }
+        if xfer.is_active() {
+            return Err(err!(
+                Busy,
+                "memory of the transfer may still be touched; it is being cancelled, release it again"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+        if !peer.bound.load(Ordering::Acquire) {
+            return Err(err!(
+                NotFound,
+                "{} ({}) was disconnected or replaced; build a new request from its current metadata",
+                peer.name(),
+                peer.instance
+            ));
+        }
+        let now = self.clock.now();
+        let mut state = peer.state.lock();
+        if state.outgoing().is_some() {
+            state.submit(now, xfer, message)?;
+            self.pump(peer, &mut state);
+            drop(state);
+            self.spinner.kick();
+            return Ok(());
+        }
+        let limit = baton_core::peer::message_limit(crate::memory::RING_BYTES);
+        if let Some(message) = message
+            && message.len() > limit
+        {
+            return Err(crate::peer::submit_error(baton_core::peer::SubmitError::MessageTooLong {
+                len: message.len(),
+                limit,
+            }));
+        }
+        *xfer.message.lock() = message.map(<[u8]>::to_vec);
+        if state.waiting.is_empty() {
+            state.waiting_until = now.plus_ms(self.scaled(crate::connect::CONNECT_MS).as_millis() as u64);
+        }
+        state.waiting.push_back(Arc::clone(xfer));
+        self.connect_if_wanted(peer, &mut state);
+        Ok(())
+    }
+
+    fn cancel_at(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>) {
+        let mut state = peer.state.lock();
+        if let Some(at) = state.waiting.iter().position(|other| Arc::ptr_eq(other, xfer)) {
+            state.waiting.remove(at);
+            xfer.message.lock().take();
+            return xfer.finish_cancelled();
+        }
+        let Some(token) = state.token_of(xfer) else { return };
+        if let Some(channel) = state.conn.channel() {
+            let outcome = channel.session.cancel(token as u64);
+            tracing::debug!("cancel of transfer {token} to {}: {outcome:?}", peer.name());
+            debug_assert!(
+                !matches!(outcome, CancelOutcome::NotFound),
+                "a token in flight is known to its session"
+            );
+        }
+        self.pump(peer, &mut state);
+    }
+}
+
+/// One side of a transfer being built: its distinct regions, and the one used last.
+struct Side<R> {
+    regions: Vec<R>,
+    by_handle: HashMap<u64, u32>,
+    last: Option<(u64, u32)>,
+}
+
+impl<R> Side<R> {
+    fn new() -> Side<R> {
+        Side { regions: Vec::new(), by_handle: HashMap::new(), last: None }
+    }
+
+    /// Index of a region in the transfer's table. Lists mostly stay in one region for long runs.
+    fn index(&mut self, handle: u64, find: impl FnOnce() -> Result<R>) -> Result<u32> {
+        if let Some((last, index)) = self.last
+            && last == handle
+        {
+            return Ok(index);
+        }
+        let index = match self.by_handle.get(&handle) {
+            Some(index) => *index,
+            None => {
+                self.regions.push(find()?);
+                let index = self.regions.len() as u32 - 1;
+                self.by_handle.insert(handle, index);
+                index
+            }
+        };
+        self.last = Some((handle, index));
+        Ok(index)
+    }
+}
+
+struct Build<'a> {
+    shared: &'a Arc<Shared>,
+    op: Op,
+    peer: &'a str,
+    locals: Side<Arc<Mr>>,
+    remotes: Side<RemoteSide>,
+}
+
+impl Build<'_> {
+    fn pair(&mut self, index: usize, local: &Desc, remote: &Desc) -> Result<Pair> {
+        let at = |e: Error| Error::new(e.code, format!("descriptor {index}: {e}"));
+        if local.len_bytes != remote.len_bytes {
+            return Err(err!(
+                InvalidParam,
+                "descriptor {index}: {} local and {} remote bytes; both must be equal",
+                local.len_bytes,
+                remote.len_bytes
+            ));
+        }
+        if local.reserved != 0 || remote.reserved != 0 {
+            return Err(err!(InvalidParam, "descriptor {index}: reserved fields must be 0"));
+        }
+        let shared = self.shared;
+        let l = self.locals.index(local.region, || shared.own_region(local.region)).map_err(at)?;
+        let (op, peer) = (self.op, self.peer);
+        let r =
+            self.remotes.index(remote.region, || shared.remote_side(op, peer, remote.region)).map_err(at)?;
+        let memory = &self.locals.regions[l as usize].region.memory;
+        check_span(local.addr, local.len_bytes, memory.addr, memory.len_bytes)
+            .map_err(|e| err!(InvalidParam, "descriptor {index}, local: {e}"))?;
+        let (base, bytes) = match &self.remotes.regions[r as usize] {
+            RemoteSide::Peer(region) => (region.blob.base, region.blob.len),
+            RemoteSide::Own(mr) => (mr.region.memory.addr, mr.region.memory.len_bytes),
+        };
+        check_span(remote.addr, remote.len_bytes, base, bytes)
+            .map_err(|e| err!(InvalidParam, "descriptor {index}, remote: {e}"))?;
+        Ok(Pair {
+            local_addr: local.addr,
+            remote_addr: remote.addr,
+            len_bytes: local.len_bytes,
+            local: l,
+            remote: r,
+        })
+    }
+}
+
+impl Shared {
+    fn own_region(&self, handle: u64) -> Result<Arc<Mr>> {
+        let found = self.regions.read().get(&handle).cloned();
+        found.ok_or_else(|| err!(NotFound, "local region {handle:#x} is not registered (any more)"))
+    }
+
+    fn remote_side(&self, op: Op, peer: &str, handle: u64) -> Result<RemoteSide> {
+        let resolved = self.registry.read().resolve(RegionHandle(handle)).map_err(resolve_error)?;
+        let (owner, access) = match &resolved {
+            Resolved::Remote(region) => (region.name.to_string(), region.blob.access),
+            Resolved::Own(region) => (
+                self.own_name().to_string(),
+                baton_core::wire::Access {
+                    remote_read: region.memory.remote_read,
+                    remote_write: region.memory.remote_write,
+                },
+            ),
+        };
+        if owner != peer {
+            return Err(err!(
+                InvalidParam,
+                "remote region {handle:#x} belongs to agent {owner:?}, not to {peer:?}"
+            ));
+        }
+        let permitted = match op {
+            Op::Read => access.remote_read,
+            Op::Write => access.remote_write,
+        };
+        if !permitted {
+            return Err(err!(
+                InvalidParam,
+                "remote region {handle:#x} of {peer:?} does not permit {op:?} by peers"
+            ));
+        }
+        match resolved {
+            Resolved::Remote(region) => Ok(RemoteSide::Peer(region)),
+            Resolved::Own(region) => self.own_region(region.handle.0).map(RemoteSide::Own),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Settings as the host shim hands them over → the driver's configuration and the list of fabrics.
+
+use baton_abi::{BATON_CREATE_PROGRESS_THREAD, BatonCreateOptions, BatonSetting};
+use baton_driver::{Candidate, Config, Error, ListenSpec, err};
+use baton_fabric::Fabric;
+use baton_fabric_soft::local::{LocalConfig, LocalFabric};
+use baton_fabric_soft::tcp::net_addr::{NetAddr, PortRange, local_candidates};
+use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
+use std::sync::Arc;
+
+const KEYS: &str = "backend, fabric, listen, advertise, ptrace, spin_us, timeout_scale";
+/// Largest factor for protocol deadlines.
+const MAX_TIMEOUT_SCALE: u32 = 1000;
+/// Longest spin before sleeping.
+const MAX_SPIN_US: u32 = 1_000_000;
+
+/// Settings, checked.
+pub struct Settings {
+    backend: String,
+    fabric: String,
+    listen: Option<NetAddr>,
+    advertise: Vec<NetAddr>,
+    ptrace_any: bool,
+    spin_us: Option<u32>,
+    timeout_scale: u32,
+}
+
+/// # Safety
+/// `options.settings` must point to `settings_count` settings whose slices are readable.
+pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
+    let mut settings = Settings {
+        backend: "auto".into(),
+        fabric: "auto".into(),
+        listen: None,
+        advertise: Vec::new(),
+        ptrace_any: false,
+        spin_us: None,
+        timeout_scale: 1,
+    };
+    if options.settings.is_null() && options.settings_count > 0 {
+        return Err(err!(InvalidParam, "settings is null but settings_count is {}", options.settings_count));
+    }
+    for i in 0..options.settings_count as usize {
+        // SAFETY: the caller's promise.
+        let BatonSetting { key, value } = unsafe { *options.settings.add(i) };
+        // SAFETY: the caller's promise.
+        let (key, value) = unsafe {
+            (crate::convert::text(key, "setting key")?, crate::convert::text(value, "setting value")?)
+        };
+        settings.set(key, value)?;
+    }
+    Ok(settings)
+}
+
+impl Settings {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), Error> {
+        match key {
+            "backend" => match value {
+                "auto" | "one-sided" => self.backend = value.into(),
+                "two-sided" => {
+                    return Err(err!(
+                        Unsupported,
+                        "backend two-sided is not in this version of the engine; use auto or one-sided"
+                    ));
+                }
+                _ => {
+                    return Err(err!(InvalidParam, "backend {value:?}: valid are auto, one-sided, two-sided"));
+                }
+            },
+            "fabric" => match value {
+                "auto" | "local" | "tcp" => self.fabric = value.into(),
+                "verbs" => {
+                    return Err(err!(
+                        Unsupported,
+                        "fabric verbs is not in this version of the engine; use auto, local or tcp"
+                    ));
+                }
+                _ => return Err(err!(InvalidParam, "fabric {value:?}: valid are auto, verbs, local, tcp")),
+            },
+            "listen" if value.is_empty() => self.listen = None,
+            "listen" => self.listen = Some(value.parse().map_err(|e| err!(InvalidParam, "listen: {e}"))?),
+            "advertise" => {
+                self.advertise = value
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|part| !part.is_empty())
+                    .map(|part| part.parse().map_err(|e| err!(InvalidParam, "advertise: {e}")))
+                    .collect::<Result<_, _>>()?;
+            }
+            "ptrace" => match value {
+                "off" => self.ptrace_any = false,
+                "any" => self.ptrace_any = true,
+                _ => return Err(err!(InvalidParam, "ptrace {value:?}: valid are off, any")),
+            },
+            "spin_us" if value == "auto" || value.is_empty() => self.spin_us = None,
+            "spin_us" => self.spin_us = Some(number(key, value, 0, MAX_SPIN_US)?),
+            "timeout_scale" => self.timeout_scale = number(key, value, 1, MAX_TIMEOUT_SCALE)?,
+            _ => return Err(err!(InvalidParam, "unknown setting {key:?}; this engine knows {KEYS}")),
+        }
+        Ok(())
+    }
+
+    /// The fabrics to run, in order of preference, and why others are missing.
+    pub fn fabrics(&self) -> Result<(Vec<Arc<dyn Fabric>>, Vec<String>), Error> {
+        let mut fabrics: Vec<Arc<dyn Fabric>> = Vec::new();
+        let mut notes = vec!["verbs: not in this version of the engine".to_owned()];
+        if matches!(self.fabric.as_str(), "auto" | "local") {
+            match LocalFabric::new(LocalConfig { ptrace_any: self.ptrace_any, ..LocalConfig::default() }) {
+                Ok(fabric) => fabrics.push(fabric),
+                Err(e) if self.fabric == "auto" => notes.push(format!("local: {e}")),
+                Err(e) => return Err(e.into()),
+            }
+        } else {
+            notes.push(format!("local: fabric is set to {}", self.fabric));
+        }
+        if matches!(self.fabric.as_str(), "auto" | "tcp") {
+            fabrics.push(TcpFabric::new(TcpConfig {
+                listen: self.listen.clone().map(data_ports),
+                advertise: self
+                    .advertise
+                    .iter()
+                    .map(|addr| NetAddr { ports: None, ..addr.clone() })
+                    .collect(),
+                ..TcpConfig::default()
+            })?);
+        } else {
+            notes.push(format!("tcp: fabric is set to {}", self.fabric));
+        }
+        Ok((fabrics, notes))
+    }
+
+    /// The driver's configuration.
+    pub fn config(&self, agent_name: &str, flags: u32, notes: Vec<String>) -> Config {
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let default_spin_us = if cpus <= 2 { 0 } else { 30 };
+        Config {
+            agent_name: agent_name.to_owned(),
+            backend: "one-sided".into(),
+            notes,
+            requested: format!("backend {}, fabric {}", self.backend, self.fabric),
+            listen: self.listen.as_ref().map(|listen| {
+                let ports = listen.ports.unwrap_or(PortRange::ANY);
+                ListenSpec { addr: listen.ip, ports: ports.first..=ports.last }
+            }),
+            candidates: if self.advertise.is_empty() { local_candidates() } else { self.advertise.clone() }
+                .into_iter()
+                .map(|addr| Candidate {
+                    ip: addr.ip,
+                    scope: addr.scope,
+                    port: addr.ports.map(|ports| ports.first),
+                })
+                .collect(),
+            progress_thread: flags & BATON_CREATE_PROGRESS_THREAD != 0,
+            spin_us: self.spin_us.unwrap_or(default_spin_us),
+            timeout_scale: self.timeout_scale,
+        }
+    }
+}
+
+/// The TCP fabric has a listener of its own. It shares a range of ports with the handshake's; a single port is the handshake's
+/// alone, and the kernel chooses the other.
+fn data_ports(listen: NetAddr) -> NetAddr {
+    let single = listen.ports.is_some_and(|ports| ports.first == ports.last);
+    NetAddr { ports: if single { None } else { listen.ports }, ..listen }
+}
+
+fn number(key: &str, value: &str, min: u32, max: u32) -> Result<u32, Error> {
+    match value.parse::<u32>() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(err!(InvalidParam, "{key} {value:?}: a whole number from {min} to {max} is wanted")),
+    }
+}
+
+/// What this machine offers: each fabric, or why it is missing.
+pub fn probe() -> String {
+    let local = match LocalFabric::new(LocalConfig::default()) {
+        Ok(fabric) => match fabric
+            .reach(&fabric.address(), std::time::Instant::now() + std::time::Duration::from_secs(1))
+        {
+            Ok(()) => serde_json::json!({ "available": true }),
+            Err(why) => serde_json::json!({ "available": false, "reason": why }),
+        },
+        Err(e) => serde_json::json!({ "available": false, "reason": e.to_string() }),
+    };
+    let addresses: Vec<String> = local_candidates().iter().map(ToString::to_string).collect();
+    serde_json::json!({
+        "fabrics": {
+            "verbs": { "available": false, "reason": "not in this version of the engine" },
+            "local": local,
+            "tcp": { "available": true, "addresses": addresses },
+        }
+    })
+    .to_string()
+}
