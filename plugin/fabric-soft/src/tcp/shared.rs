@@ -1,0 +1,314 @@
+//! What all threads of a fabric share: regions, endpoints, the completion queue, the list of ready endpoints, wake-ups.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_fabric::{Completion, EndpointConfig, EndpointId, FabricError};
+use parking_lot::{Mutex, RwLock};
+use rustix::event::epoll::{Event, EventFlags};
+
+use super::accept::Acceptor;
+use super::counters::Counters;
+use super::endpoint::Endpoint;
+use super::pump;
+use super::sys::{Epoll, Options, Timer, WakeUp, no_event};
+use super::workers::Workers;
+use crate::regions::Regions;
+
+/// How long a message may wait for a RECV.
+pub(super) const RECV_PATIENCE: Duration = Duration::from_millis(100);
+/// How often deadlines are looked at, while there are any.
+const TICK: Duration = Duration::from_millis(25);
+/// After so long somebody else goes on with what a caller of `poll` or `post` began.
+const LEASE: Duration = Duration::from_micros(300);
+/// Endpoints of one fabric at most.
+const MAX_ENDPOINTS: usize = 1 << 16;
+
+// What an event is about; anything below is slot and generation of an endpoint.
+pub(super) const ACCEPT: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+const TICKED: u64 = u64::MAX - 2;
+const LEASED: u64 = u64::MAX - 3;
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    endpoint: Option<Arc<Endpoint>>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+pub(super) struct Shared {
+    pub regions: Regions,
+    pub counters: Counters,
+    pub epoll: Epoll,
+    pub acceptor: Acceptor,
+    pub workers: Workers,
+    pub options: Options,
+    table: RwLock<Table>,
+    tokens: Mutex<HashMap<[u8; 16], EndpointId>>,
+    cq: Mutex<VecDeque<Completion>>,
+    cq_len: AtomicUsize,
+    ready: Mutex<VecDeque<Arc<Endpoint>>>,
+    ready_len: AtomicUsize,
+    pub poller: Mutex<()>,
+    armed: AtomicBool,
+    wake: WakeUp,
+    tick: Timer,
+    ticking: AtomicBool,
+    lease: Timer,
+    leased: AtomicBool,
+}
+
+impl Shared {
+    pub fn new(acceptor: Acceptor, options: Options) -> Result<Shared, FabricError> {
+        let (epoll, wake, tick, lease) = (Epoll::new()?, WakeUp::new()?, Timer::new()?, Timer::new()?);
+        epoll.add(&wake, WAKE, EventFlags::IN)?;
+        epoll.add(&tick, TICKED, EventFlags::IN)?;
+        epoll.add(&lease, LEASED, EventFlags::IN)?;
+        epoll.add(acceptor.epoll(), ACCEPT, EventFlags::IN)?;
+        Ok(Shared {
+            regions: Regions::new()?,
+            counters: Counters::default(),
+            epoll,
+            acceptor,
+            workers: Workers::default(),
+            options,
+            table: RwLock::default(),
+            tokens: Mutex::default(),
+            cq: Mutex::default(),
+            cq_len: AtomicUsize::new(0),
+            ready: Mutex::default(),
+            ready_len: AtomicUsize::new(0),
+            poller: Mutex::new(()),
+            armed: AtomicBool::new(false),
+            wake,
+            tick,
+            ticking: AtomicBool::new(false),
+            lease,
+            leased: AtomicBool::new(false),
+        })
+    }
+
+    // ---- endpoints
+
+    pub fn create(&self, config: &EndpointConfig) -> Result<Arc<Endpoint>, FabricError> {
+        let token = random()?;
+        let mut table = self.table.write();
+        let slot = match table.free.pop() {
+            Some(slot) => slot,
+            None if table.slots.len() < MAX_ENDPOINTS => {
+                table.slots.push(Slot::default());
+                table.slots.len() as u32 - 1
+            }
+            None => {
+                return Err(FabricError::Limit(format!(
+                    "{MAX_ENDPOINTS} endpoints exist, the most one fabric holds"
+                )));
+            }
+        };
+        let entry = &mut table.slots[slot as usize];
+        let id = EndpointId { slot, generation: entry.generation };
+        let endpoint = Arc::new(Endpoint::new(id, *config, token));
+        entry.endpoint = Some(Arc::clone(&endpoint));
+        drop(table);
+        self.tokens.lock().insert(token, id);
+        self.cq.lock().reserve(config.sq_depth as usize + config.rq_depth as usize);
+        self.ready.lock().reserve(1);
+        Ok(endpoint)
+    }
+
+    pub fn endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>> {
+        let table = self.table.read();
+        let slot = table.slots.get(id.slot as usize)?;
+        if slot.generation == id.generation { slot.endpoint.clone() } else { None }
+    }
+
+    pub fn endpoint_of_token(&self, token: &[u8; 16]) -> Option<Arc<Endpoint>> {
+        let id = *self.tokens.lock().get(token)?;
+        self.endpoint(id)
+    }
+
+    pub fn all_endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.table.read().slots.iter().filter_map(|slot| slot.endpoint.clone()).collect()
+    }
+
+    pub fn forget(&self, endpoint: &Endpoint) {
+        let id = endpoint.id;
+        {
+            let mut table = self.table.write();
+            let Some(slot) = table.slots.get_mut(id.slot as usize) else { return };
+            if slot.generation != id.generation || slot.endpoint.take().is_none() {
+                return;
+            }
+            slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
+            table.free.push(id.slot);
+        }
+        self.tokens.lock().remove(&endpoint.token);
+        if let Some(fd) = endpoint.fd() {
+            self.epoll.remove(fd);
+        }
+        let mut cq = self.cq.lock();
+        endpoint.destroyed.store(true, Ordering::SeqCst);
+        cq.retain(|c| c.endpoint != id);
+        self.cq_len.store(cq.len(), Ordering::SeqCst);
+    }
+
+    /// Number of an endpoint in the epoll set.
+    pub fn tag(id: EndpointId) -> u64 {
+        u64::from(id.generation) << 32 | u64::from(id.slot)
+    }
+
+    // ---- completions
+
+    pub fn complete(&self, endpoint: &Endpoint, completion: Completion) {
+        let mut cq = self.cq.lock();
+        if endpoint.destroyed.load(Ordering::SeqCst) {
+            return;
+        }
+        cq.push_back(completion);
+        self.cq_len.store(cq.len(), Ordering::SeqCst);
+    }
+
+    pub fn has_completions(&self) -> bool {
+        self.cq_len.load(Ordering::SeqCst) > 0
+    }
+
+    pub fn take_completions(&self, out: &mut [Completion]) -> usize {
+        if self.cq_len.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        let mut cq = self.cq.lock();
+        let n = out.len().min(cq.len());
+        for (place, completion) in out.iter_mut().zip(cq.drain(..n)) {
+            *place = completion;
+        }
+        self.cq_len.store(cq.len(), Ordering::SeqCst);
+        n
+    }
+
+    // ---- ready endpoints
+
+    /// Puts an endpoint that has something to do into the list, once.
+    pub fn push_ready(&self, endpoint: &Arc<Endpoint>) {
+        if !endpoint.queued.swap(true, Ordering::SeqCst) {
+            let mut ready = self.ready.lock();
+            ready.push_back(Arc::clone(endpoint));
+            self.ready_len.store(ready.len(), Ordering::SeqCst);
+        }
+    }
+
+    pub fn pop_ready(&self) -> Option<Arc<Endpoint>> {
+        if self.ready_len.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut ready = self.ready.lock();
+        let endpoint = ready.pop_front()?;
+        self.ready_len.store(ready.len(), Ordering::SeqCst);
+        endpoint.queued.store(false, Ordering::SeqCst);
+        Some(endpoint)
+    }
+
+    pub fn has_ready(&self) -> bool {
+        self.ready_len.load(Ordering::SeqCst) > 0
+    }
+
+    // ---- events
+
+    /// Turns what the kernel reports into ready endpoints; handles connections and timers on the way.
+    pub fn collect(&self) {
+        let mut events = [no_event(); 64];
+        for event in self.epoll.take(&mut events) {
+            self.dispatch(event);
+        }
+    }
+
+    fn dispatch(&self, event: &Event) {
+        match event.data.u64() {
+            ACCEPT => self.acceptor.step(self),
+            WAKE => self.wake.drain(),
+            TICKED => {
+                self.tick.drain();
+                self.run_tick();
+            }
+            LEASED => {
+                self.lease.drain();
+                self.leased.store(false, Ordering::SeqCst);
+            }
+            tag => {
+                let id = EndpointId { slot: tag as u32, generation: (tag >> 32) as u32 };
+                if let Some(endpoint) = self.endpoint(id) {
+                    pump::on_event(self, &endpoint, event.flags);
+                }
+            }
+        }
+    }
+
+    /// Deadlines are to be watched from now on.
+    pub fn tick_soon(&self) {
+        if !self.ticking.swap(true, Ordering::SeqCst) {
+            self.tick.set(TICK);
+        }
+    }
+
+    fn run_tick(&self) {
+        let now = Instant::now();
+        // Cleared first: whoever starts a deadline meanwhile sets it again.
+        self.ticking.store(false, Ordering::SeqCst);
+        let mut again = self.acceptor.expire(self, now);
+        for endpoint in self.all_endpoints() {
+            again |= endpoint.tick(self, now, RECV_PATIENCE);
+            self.push_ready(&endpoint);
+        }
+        if again {
+            self.tick_soon();
+        }
+    }
+
+    // ---- sleeping
+
+    pub fn arm(&self) -> bool {
+        self.armed.store(true, Ordering::SeqCst);
+        let idle = |s: &Shared| !s.has_completions() && !s.has_ready();
+        if idle(self) {
+            self.collect();
+            if idle(self) {
+                return true;
+            }
+        }
+        self.armed.store(false, Ordering::SeqCst);
+        false
+    }
+
+    pub fn disarm(&self) {
+        self.armed.store(false, Ordering::SeqCst);
+    }
+
+    /// Wakes the service thread if it sleeps.
+    pub fn wake(&self) {
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.counters.wakes.add(1);
+            self.wake.wake();
+        }
+    }
+
+    /// The calling thread leaves work behind and most likely comes back for it at once; if not, the service thread takes over.
+    pub fn wake_later(&self) {
+        if self.armed.load(Ordering::SeqCst) && !self.leased.swap(true, Ordering::SeqCst) {
+            self.counters.leases.add(1);
+            self.lease.set(LEASE);
+        }
+    }
+}
+
+pub(super) fn random() -> Result<[u8; 16], FabricError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| super::sys::system("no random bytes", e))?;
+    Ok(bytes)
+}
