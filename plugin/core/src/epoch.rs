@@ -92,3 +92,52 @@ impl EpochBook {
         self.forgotten
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stone(last_epoch: u32) -> Tombstone {
+        Tombstone { last_epoch, ..Default::default() }
+    }
+
+    #[test]
+    fn the_next_epoch_is_above_what_either_side_knows() {
+        assert_eq!(next_epoch(0, 0), Some(Epoch(1)));
+        assert_eq!(next_epoch(3, 7), Some(Epoch(8)));
+        assert_eq!(next_epoch(7, 3), Some(Epoch(8)));
+        assert_eq!(next_epoch(u32::MAX - 1, 0), Some(Epoch(u32::MAX)));
+        assert_eq!(next_epoch(u32::MAX, 0), None);
+    }
+
+    #[test]
+    fn beyond_the_limit_the_instance_touched_longest_ago_is_forgotten() {
+        let mut book = EpochBook::with_limit(2);
+        let [a, b, c] = [1, 2, 3].map(|n| Instance([n; 16]));
+        book.record(a, stone(1));
+        book.record(b, stone(2));
+        book.record(a, stone(3));
+        book.record(c, stone(4));
+        assert_eq!([a, b, c].map(|i| book.recall(&i).last_epoch), [3, 0, 4]);
+        assert_eq!((book.len(), book.forgotten()), (2, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_book_stays_bounded_and_never_lowers_an_epoch(
+            records in prop::collection::vec((0..9u8, 1..1000u32), 0..200),
+            limit in 1..6usize,
+        ) {
+            let mut book = EpochBook::with_limit(limit);
+            for (who, epoch) in records {
+                let who = Instance([who; 16]);
+                let before = book.recall(&who).last_epoch;
+                book.record(who, stone(epoch));
+                prop_assert_eq!(book.recall(&who).last_epoch, before.max(epoch), "the newest is never the one forgotten");
+                prop_assert!(book.len() <= limit && book.order.len() <= 2 * limit);
+            }
+        }
+    }
+}

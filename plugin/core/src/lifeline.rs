@@ -85,3 +85,100 @@ impl Lifeline {
         self.last_sign = Nanos(self.last_sign.0.saturating_add(late));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(ms: u64) -> Nanos {
+        Nanos(0).plus_ms(ms)
+    }
+
+    /// Runs the watch up to `end` as a punctual thread would; what it did and when.
+    fn run(watch: &mut Lifeline, end: Nanos) -> Vec<(u64, LifelineAction)> {
+        let mut done = vec![];
+        while let Some(due) = watch.next_timeout().filter(|due| *due <= end) {
+            let action = watch.on_timeout(due).expect("something is due at next_timeout");
+            done.push((due.0 / 1_000_000, action));
+        }
+        done
+    }
+
+    #[test]
+    fn a_silent_peer_is_asked_every_second_and_gone_after_five() {
+        use LifelineAction::*;
+        let mut watch = Lifeline::new(at(0), 1);
+        let done = run(&mut watch, at(60_000));
+        let expected = [
+            (1000, SendPing(1)),
+            (2000, SendPing(2)),
+            (3000, SendPing(3)),
+            (4000, SendPing(4)),
+            (5000, PeerSilent),
+        ];
+        assert_eq!(done, expected);
+        assert_eq!((watch.next_timeout(), watch.on_timeout(at(99_000))), (None, None), "said once");
+    }
+
+    #[test]
+    fn any_sign_of_life_starts_the_silence_anew() {
+        let mut watch = Lifeline::new(at(0), 1);
+        run(&mut watch, at(4500));
+        watch.on_frame(at(4600));
+        assert_eq!(watch.next_timeout(), Some(at(5600)));
+        assert_eq!(run(&mut watch, at(9000)).len(), 4);
+        watch.on_traffic(at(9100));
+        assert_eq!(run(&mut watch, at(14_100)).last(), Some(&(14_100, LifelineAction::PeerSilent)));
+    }
+
+    #[test]
+    fn a_busy_session_is_never_asked() {
+        let mut watch = Lifeline::new(at(0), 1);
+        for ms in (0..30_000).step_by(999) {
+            watch.on_traffic(at(ms));
+            assert_eq!(watch.on_timeout(at(ms)), None);
+        }
+    }
+
+    #[test]
+    fn the_scale_stretches_everything() {
+        let mut watch = Lifeline::new(at(0), 10);
+        assert_eq!(run(&mut watch, at(49_999)).len(), 4);
+        assert_eq!(run(&mut watch, at(50_000)), [(50_000, LifelineAction::PeerSilent)]);
+    }
+
+    #[test]
+    fn a_thread_that_slept_gives_the_peer_time_to_answer() {
+        let mut watch = Lifeline::new(at(0), 1);
+        assert_eq!(watch.on_timeout(at(20_000)), Some(LifelineAction::SendPing(1)));
+        assert_eq!(watch.on_timeout(at(20_000)), None);
+        assert_eq!(watch.next_timeout(), Some(at(21_000)));
+        watch.on_frame(at(20_001));
+        assert_eq!(watch.next_timeout(), Some(at(21_001)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_peer_is_never_given_up_within_four_seconds_of_a_sign(
+            steps in prop::collection::vec((0..3000u64, any::<bool>()), 1..100),
+        ) {
+            let (mut watch, mut now, mut sign) = (Lifeline::new(at(0), 1), 0, 0);
+            for (step, life) in steps {
+                now += step;
+                if life {
+                    watch.on_traffic(at(now));
+                    sign = now;
+                }
+                while let Some(action) = watch.on_timeout(at(now)) {
+                    if action == LifelineAction::PeerSilent {
+                        prop_assert!(now - sign >= 5000);
+                        return Ok(());
+                    }
+                }
+                prop_assert!(watch.next_timeout().is_some_and(|due| due > at(now)));
+            }
+        }
+    }
+}

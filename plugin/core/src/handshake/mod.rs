@@ -21,6 +21,11 @@ mod link;
 mod listener;
 mod transcript;
 
+#[cfg(test)]
+mod glare_tests;
+#[cfg(test)]
+mod tests;
+
 pub use decide::{Decision, LocalState, Proof, decide_hello, decide_ready};
 pub use initiator::{AwaitAccept, AwaitReply, Initiator, ReplyReceived};
 pub use lifeline_codec::{LifelineCodec, LifelineError};

@@ -7,6 +7,8 @@ mod local;
 mod peers;
 mod region;
 mod slab;
+#[cfg(test)]
+mod tests;
 
 pub use region::{LocalRegion, RegionHandle, RemoteRegion, Resolved};
 

@@ -155,11 +155,7 @@ pub(crate) fn number(
     }
 }
 
-fn text<'a>(
-    value: &'a Value,
-    path: impl Fn() -> String,
-    len: RangeInclusive<usize>,
-) -> Result<&'a str, FieldError> {
+fn text(value: &Value, path: impl Fn() -> String, len: RangeInclusive<usize>) -> Result<&str, FieldError> {
     let Value::String(text) = value else { return Err(type_error(path(), value, "a string")) };
     if !len.contains(&text.len()) {
         return Err(range_error(path(), format!("a string of {} bytes", text.len()), len));
