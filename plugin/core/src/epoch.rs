@@ -14,7 +14,7 @@ pub fn next_epoch(ours: u32, theirs: u32) -> Option<Epoch> {
     ours.max(theirs).checked_add(1).map(Epoch)
 }
 
-/// What outlives a session, by peer instance.
+/// What a link remembers of its peer instance between sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Tombstone {
     /// Highest epoch ever opened, 0 for none.
@@ -53,8 +53,10 @@ impl EpochBook {
         self.stones.get(instance).map(|(_, stone)| stone.clone()).unwrap_or_default()
     }
 
-    /// Remembers. An epoch is never lowered.
+    /// Remembers an instance whose link is given up. An epoch is never lowered. The session's number is left out: the
+    /// message numbers that belong to it are gone with the link, so it must not be resumed.
     pub fn record(&mut self, instance: Instance, stone: Tombstone) {
+        let stone = Tombstone { session: None, ..stone };
         self.touches += 1;
         let last_epoch = self.recall(&instance).last_epoch.max(stone.last_epoch);
         self.stones.insert(instance, (self.touches, Tombstone { last_epoch, ..stone }));
@@ -122,6 +124,16 @@ mod tests {
         book.record(c, stone(4));
         assert_eq!([a, b, c].map(|i| book.recall(&i).last_epoch), [3, 0, 4]);
         assert_eq!((book.len(), book.forgotten()), (2, 1));
+    }
+
+    #[test]
+    fn a_forgotten_session_is_never_resumed() {
+        let mut book = EpochBook::default();
+        let token = Some(ResumeToken::new([1; 16]));
+        let stone = Tombstone { last_epoch: 3, session: Some(SessionId(9)), resume_token: token.clone() };
+        book.record(Instance([1; 16]), stone);
+        let expected = Tombstone { last_epoch: 3, session: None, resume_token: token };
+        assert_eq!(book.recall(&Instance([1; 16])), expected);
     }
 
     proptest! {

@@ -17,14 +17,14 @@ struct Pipe {
 }
 
 enum Initiating {
-    Reply(AwaitReply),
-    Accept(AwaitAccept),
+    Reply(Box<AwaitReply>),
+    Accept(Box<AwaitAccept>),
     Over,
 }
 
 enum Listening {
-    Hello(Listener),
-    Ready(AwaitReady),
+    Hello(Box<Listener>),
+    Ready(Box<AwaitReady>),
     Open,
     Over,
 }
@@ -98,8 +98,8 @@ impl World {
             from: side,
             attempt,
             resume: resume_token,
-            initiator: Initiating::Reply(initiator),
-            listener: Listening::Hello(Listener::new(key(1 - side), instance(1 - side))),
+            initiator: Initiating::Reply(Box::new(initiator)),
+            listener: Listening::Hello(Box::new(Listener::new(key(1 - side), instance(1 - side)))),
             to_listener,
             to_initiator: Pipe::default(),
             lose_after,
@@ -160,7 +160,7 @@ impl World {
                         let answer = Reply { session, last_epoch, epoch, ..reply(&received.hello) };
                         let (next, frame) = received.reply(answer).unwrap();
                         c.to_initiator.bytes.push_back(body(&frame));
-                        c.listener = Listening::Ready(next);
+                        c.listener = Listening::Ready(Box::new(next));
                     }
                     Decision::Refuse(refusal) => {
                         c.to_initiator.bytes.push_back(body(&received.refuse(refusal).unwrap()));
@@ -208,7 +208,7 @@ impl World {
                 Ok(received) => {
                     let (next, frame) = received.ready(&key(side), c.resume.as_ref()).unwrap();
                     c.to_listener.bytes.push_back(body(&frame));
-                    c.initiator = Initiating::Accept(next);
+                    c.initiator = Initiating::Accept(Box::new(next));
                     return;
                 }
                 Err(failure) => failure.cause,
