@@ -1,1 +1,112 @@
-//! Cross-process tests of Baton
+//! Cross-process tests of Baton: what they share.
+
+mod variants;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc;
+use std::time::Duration;
+
+pub use variants::{Variant, build_variant};
+
+/// What a test program does at most before it counts as hung.
+pub const WATCHDOG: Duration = Duration::from_secs(120);
+/// What a build may take: another build may hold cargo's lock.
+const BUILD_WATCHDOG: Duration = Duration::from_secs(1200);
+
+/// The workspace.
+pub fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("integration/tests is two levels down").to_owned()
+}
+
+/// Directory of the profile that this test was built with, e.g. `target/debug`.
+pub fn profile_dir() -> PathBuf {
+    let own = std::env::current_exe().expect("a test knows its program");
+    own.ancestors().nth(2).expect("tests live in deps").to_owned()
+}
+
+/// The target directory of this build.
+pub fn target_dir() -> PathBuf {
+    profile_dir().parent().expect("a profile is in a target directory").to_owned()
+}
+
+/// An empty directory for `name`.
+pub fn scratch(name: &str) -> PathBuf {
+    let directory = target_dir().join("tmp").join(format!("{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).expect("scratch directory");
+    directory
+}
+
+/// `cargo build` with the profile and target directory of this test, in `workspace`.
+pub(crate) fn cargo_build(workspace: &Path, package: &str, version: Option<&str>) {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace).args(["build", "--quiet", "--package", package]);
+    cargo.env("CARGO_TARGET_DIR", target_dir()).env_remove("BATON_BUILD_VERSION");
+    if profile_dir().ends_with("release") {
+        cargo.arg("--release");
+    }
+    if let Some(version) = version {
+        cargo.env("BATON_BUILD_VERSION", version);
+    }
+    let output = run(cargo, BUILD_WATCHDOG);
+    assert!(output.status.success(), "cargo build -p {package}: {}", text(&output.stderr));
+}
+
+/// Builds an engine, calling itself `version` if one is given, and puts it as `libbaton_engine.so` into a
+/// directory of its own, which is returned.
+pub fn build_engine(package: &str, version: Option<&str>) -> PathBuf {
+    // One file name for all versions: build and copy belong together.
+    static BUILD: Mutex<()> = Mutex::new(());
+    let _building = BUILD.lock().unwrap_or_else(|e| e.into_inner());
+    cargo_build(&workspace(), package, version);
+    let directory = scratch(&format!("{package}-{}", version.unwrap_or("own")));
+    let library = profile_dir().join(format!("lib{}.so", package.replace('-', "_")));
+    std::fs::copy(&library, directory.join(baton_host::ENGINE_FILE))
+        .unwrap_or_else(|e| panic!("{}: {e}", library.display()));
+    directory
+}
+
+/// Runs a command to its end, or kills it when the watchdog bites.
+pub fn run(mut command: Command, watchdog: Duration) -> Output {
+    let name = format!("{command:?}");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap_or_else(|e| panic!("{name}: {e}"));
+    let pid = child.id();
+    let (done, finished) = mpsc::channel();
+    let waiter = std::thread::spawn(move || done.send(child.wait_with_output()));
+    match finished.recv_timeout(watchdog) {
+        Ok(output) => {
+            let _ = waiter.join();
+            output.unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+        Err(_) => {
+            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            panic!("{name} (process {pid}) did not end within {watchdog:?} and was killed");
+        }
+    }
+}
+
+/// A command with an environment that says nothing about Baton but `variables`.
+pub fn command<K, V>(program: impl AsRef<OsStr>, variables: impl IntoIterator<Item = (K, V)>) -> Command
+where
+    K: AsRef<OsStr>,
+    V: AsRef<OsStr>,
+{
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("BATON_") {
+            command.env_remove(name);
+        }
+    }
+    command.envs(variables);
+    command
+}
+
+/// Bytes of a program as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
