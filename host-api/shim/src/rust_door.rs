@@ -8,7 +8,7 @@ use baton_abi::rust_door::abi_stable::abi_stability::abi_checking::{
     AbiInstability, AbiInstabilityErrors, ExpectedFound, check_layout_compatibility,
 };
 use baton_abi::rust_door::abi_stable::library::{LibraryError, lib_header_from_path};
-use baton_abi::rust_door::abi_stable::type_layout::TypeLayout;
+use baton_abi::rust_door::abi_stable::type_layout::{TLFieldOrFunction, TypeLayout};
 
 use crate::compare::{self, AbiVersion, Fitted};
 use crate::load::LoadError;
@@ -62,14 +62,22 @@ fn refused(path: &Path, error: &LibraryError) -> LoadError {
     }
 }
 
-/// The first entry of the list that says where, with the way to it.
+/// The first entry of the list that says where, as structure and field: the whole way there is a page.
 fn first_difference(reason: &AbiInstabilityErrors) -> String {
     let Some(error) = reason.errors.iter().find(|e| !e.errs.is_empty()) else {
         return "unspecified".to_owned();
     };
-    let way: Vec<String> = error.stack_trace.iter().map(|step| one_line(&step.expected)).collect();
+    let mut steps = error.stack_trace.iter().rev().filter_map(|step| match &step.expected {
+        TLFieldOrFunction::Field(field) => Some(*field),
+        TLFieldOrFunction::Function(_) => None,
+    });
+    let place = match (steps.next(), steps.next()) {
+        (Some(field), Some(owner)) => format!("{}.{}", owner.layout().name(), field.name()),
+        (Some(root), None) => root.layout().name().to_owned(),
+        (None, _) => "the root module".to_owned(),
+    };
     let what = error.errs.first().map_or_else(String::new, describe);
-    format!("first difference: {} {what}", way.join(" > "))
+    format!("first difference: {place}: {what}")
 }
 
 fn describe(error: &AbiInstability) -> String {

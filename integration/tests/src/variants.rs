@@ -88,13 +88,17 @@ pub fn build_variant(variant: Variant) -> PathBuf {
                 }
             }
             text = text.replace("name = \"baton_example_engine\"", &format!("name = \"{library}\""));
-            write_if_changed(&root.join(inside), &text);
+            write_if_changed(&root.join(variant.name()).join(inside), &text);
         }
     }
     let manifest = std::fs::read_to_string(workspace().join("Cargo.toml")).expect("the workspace");
     let (head, rest) = manifest.split_once("members = [").expect("has members");
     let (_, tail) = rest.split_once(']').expect("a list ends");
-    let members = "members = [\"host-api/abi\", \"integration/tests/example-engine\"]";
+    // Cargo tells packages in one target directory apart by their path inside the workspace: a folder of its own
+    // for every variant, or they would overwrite each other and ours.
+    let name = variant.name();
+    let members = format!("members = [\"{name}/host-api/abi\", \"{name}/integration/tests/example-engine\"]");
+    let tail = tail.replace("\"host-api/abi\"", &format!("\"{name}/host-api/abi\""));
     write_if_changed(&root.join("Cargo.toml"), &format!("{head}{members}{tail}"));
     if !root.join("Cargo.lock").exists() {
         std::fs::copy(workspace().join("Cargo.lock"), root.join("Cargo.lock")).expect("the lock file");

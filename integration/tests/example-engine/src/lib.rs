@@ -1,5 +1,4 @@
-//! A second engine on the same interface, small enough to read. It copies between engines of one process, which
-//! it finds in a process-wide map, and finishes every transfer inside the post.
+//! A second, small engine: it copies between engines of one process inside the post.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
