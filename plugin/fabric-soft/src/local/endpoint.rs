@@ -1,0 +1,145 @@
+//! One end of a connection.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use baton_fabric::{EndpointConfig, EndpointId};
+use parking_lot::Mutex;
+
+use super::peer::Peer;
+use super::pull::{Batch, MAX_PARTS, Stamp};
+use super::recv::RecvQueue;
+use super::ring::{Entry, Ring};
+use super::send::SendQueue;
+use crate::regions;
+
+/// Where an endpoint is in its life; it only ever moves on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum State {
+    Created = 0,
+    Connected = 1,
+    /// In error: fenced, or something failed.
+    Ended = 2,
+}
+
+/// The peer's end.
+pub struct Link {
+    pub peer: Arc<Peer>,
+    /// What the peer posts.
+    pub ring: Ring,
+    /// The peer endpoint's slot in its door.
+    pub slot: u32,
+    pub stamp: Stamp,
+}
+
+/// What only the thread that pulls uses.
+pub struct Puller {
+    pub batch: Batch,
+    /// Entries in the batch or behind it, copied out of the peer's ring.
+    pub entries: Vec<Entry>,
+    /// Next entry of the peer's ring.
+    pub head: u64,
+    /// Bytes of that entry that are placed already.
+    pub head_offset: u64,
+    /// Bulk bytes of all entries before `head` and of `head_offset`.
+    pub bulk_done: u64,
+    /// Bytes of the oldest READ that are here already.
+    pub read_offset: u64,
+    /// Since when entry `head` waits for a RECV.
+    pub stalled: Option<Instant>,
+    /// Stamps of the peer's regions by index, for the bounds of READs.
+    pub known: [regions::Stamp; 16],
+}
+
+/// See the module's text. Lock order: `pull` → `send` → `recv`; each is held for moments, only `pull` during a copy.
+pub struct Endpoint {
+    pub id: EndpointId,
+    pub control: bool,
+    /// What this side posts.
+    pub ring: Ring,
+    /// The peer fetches the ring through it.
+    _ring_fd: OwnedFd,
+    state: AtomicU32,
+    pub send: Mutex<SendQueue>,
+    pub recv: Mutex<RecvQueue>,
+    pub pull: Mutex<Puller>,
+    /// Somebody found `pull` taken: its holder must look again.
+    pub again: AtomicBool,
+    /// Entry `head` waits for a RECV. Written under `recv`.
+    pub stalled: AtomicBool,
+    /// Mirrors `Puller::head`.
+    pub served: AtomicU64,
+    pub link: OnceLock<Link>,
+}
+
+impl Endpoint {
+    pub fn new(id: EndpointId, config: &EndpointConfig, ring_fd: OwnedFd, ring: Ring) -> Endpoint {
+        let parts = MAX_PARTS.min(config.sq_depth.next_power_of_two() as usize);
+        Endpoint {
+            id,
+            control: config.control,
+            ring,
+            _ring_fd: ring_fd,
+            state: AtomicU32::new(State::Created as u32),
+            send: Mutex::new(SendQueue::new(u64::from(config.sq_depth))),
+            recv: Mutex::new(RecvQueue::new(config.rq_depth)),
+            pull: Mutex::new(Puller {
+                batch: Batch::new(parts),
+                entries: Vec::with_capacity(parts),
+                head: 0,
+                head_offset: 0,
+                bulk_done: 0,
+                read_offset: 0,
+                stalled: None,
+                known: Default::default(),
+            }),
+            again: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            served: AtomicU64::new(0),
+            link: OnceLock::new(),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        match self.state.load(Ordering::SeqCst) {
+            0 => State::Created,
+            1 => State::Connected,
+            _ => State::Ended,
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.state() == State::Connected
+    }
+
+    /// Created → connected; `false` if it was fenced meanwhile.
+    pub fn set_connected(&self) -> bool {
+        let (from, to) = (State::Created as u32, State::Connected as u32);
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Moves to the end; `true` for the one caller that did.
+    pub fn set_ended(&self) -> bool {
+        self.state.swap(State::Ended as u32, Ordering::SeqCst) != State::Ended as u32
+    }
+
+    /// The peer's end, of a connected endpoint.
+    pub fn live_link(&self) -> Option<&Link> {
+        if self.is_connected() { self.link.get() } else { None }
+    }
+
+    /// Whether the pulling side has something to do.
+    pub fn has_work(&self) -> bool {
+        let Some(link) = self.live_link() else { return false };
+        let waiting = link.ring.tail() != self.served.load(Ordering::Acquire) && !link.ring.is_closed();
+        (waiting && !self.stalled.load(Ordering::SeqCst)) || self.send.lock().has_reads()
+    }
+
+    /// Whether [`Endpoint::drain`](super::Fabric) would hand out something.
+    pub fn is_ready(&self) -> bool {
+        self.send.lock().is_ready() || self.recv.lock().is_ready(self.state() == State::Ended)
+    }
+}

@@ -1,0 +1,318 @@
+//! Serving the peer's ring: its WRITEs and SENDs are pulled into this side's memory.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use baton_fabric::{CompletionKind, WcStatus};
+
+use super::endpoint::{Endpoint, Link, Puller};
+use super::inner::{Inner, Moved};
+use super::pull::{Fault, MAX_KEYS};
+use super::recv::RecvQueue;
+use super::ring::{self, Entry};
+use crate::regions::{Guard, Regions};
+
+/// Guards of one batch: one per region, however many work requests touch it.
+pub struct Guards<'a> {
+    regions: &'a Regions,
+    held: [Option<(u64, Guard<'a>)>; MAX_KEYS],
+}
+
+impl<'a> Guards<'a> {
+    pub fn new(regions: &'a Regions) -> Guards<'a> {
+        Guards { regions, held: [const { None }; MAX_KEYS] }
+    }
+
+    /// Holds the region for an access; `Ok(false)` if the batch has to end first.
+    pub fn hold(
+        &mut self,
+        key: u64,
+        addr: u64,
+        len: u64,
+        write: bool,
+        remote: bool,
+    ) -> Result<bool, WcStatus> {
+        for slot in &mut self.held {
+            match slot {
+                Some((held, guard)) if *held == key => {
+                    let allowed =
+                        if remote { guard.permits(addr, len, write) } else { guard.covers(addr, len) };
+                    let refusal = if remote { WcStatus::RemoteAccess } else { WcStatus::LocalAccess };
+                    return if allowed { Ok(true) } else { Err(refusal) };
+                }
+                Some(_) => {}
+                None => {
+                    let guard = if remote {
+                        self.regions.access_remote(key, addr, len, write)
+                    } else {
+                        self.regions.access_local(key, addr, len, write)
+                    }?;
+                    *slot = Some((key, guard));
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Why gathering stopped before the end of the ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Enough for one call, or the end of the ring.
+    Full,
+    /// The next entry waits for a RECV.
+    NoRecv,
+    /// The next entry is refused.
+    Refused(WcStatus),
+    /// The ring holds nonsense.
+    Nonsense,
+}
+
+/// Entries gathered for one call.
+struct Gathered {
+    stop: Stop,
+    /// Bytes of the last entry that stay for the next call.
+    cut: u64,
+}
+
+/// Does up to `budget` bytes of the peer's work.
+pub fn serve(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usize) -> Moved {
+    let Some(link) = endpoint.live_link() else { return Moved::NOTHING };
+    let tail = link.ring.tail();
+    if tail == puller.head {
+        return Moved::NOTHING;
+    }
+    if tail.wrapping_sub(puller.head) > link.ring.depth() {
+        inner.stats.violations.add(1);
+        inner.fail_inbound(endpoint, link, WcStatus::PeerGone);
+        return Moved::NOTHING;
+    }
+    if !link.ring.begin_pull() {
+        return Moved::NOTHING;
+    }
+    let moved = serve_open(inner, endpoint, link, puller, tail, budget);
+    link.ring.end_pull();
+    moved
+}
+
+/// The ring is announced busy and not closed.
+fn serve_open(
+    inner: &Inner,
+    endpoint: &Endpoint,
+    link: &Link,
+    puller: &mut Puller,
+    tail: u64,
+    budget: usize,
+) -> Moved {
+    let mut guards = Guards::new(&inner.regions);
+    let gathered = gather(inner, endpoint, link, puller, tail, budget, &mut guards);
+    let parts = puller.batch.len();
+    let (done, fault) = if parts == 0 {
+        (0, None)
+    } else {
+        inner.stats.pulls.add(1);
+        inner.stats.pull_pieces.add(puller.batch.pieces() as u64);
+        // SAFETY: `guards` holds every region that the batch writes to until the call is over.
+        unsafe { puller.batch.run(&link.peer, &link.stamp) }
+    };
+    let bytes = puller.batch.bytes();
+    let whole = done == parts && fault.is_none();
+    let (finished, inline_bytes) = finish(endpoint, link, puller, &gathered, done);
+    drop(guards);
+    inner.stats.written_bytes.add(if whole { bytes as u64 } else { 0 });
+    inner.stats.inline_bytes.add(inline_bytes as u64);
+    let Some(finished) = finished else { return Moved::NOTHING };
+    inner.tell_done(endpoint, link, puller.head, tail, finished.signaled, finished.received);
+
+    if !whole {
+        inner.stats.faults.add(1);
+    }
+    let failure = match fault {
+        Some(Fault::PeerMemory) => Some(WcStatus::LocalAccess),
+        Some(Fault::OwnMemory) => Some(WcStatus::RemoteAccess),
+        Some(Fault::Gone) => Some(WcStatus::PeerGone),
+        // A part of the batch is left: the next call looks at the rest again.
+        None if !whole => None,
+        None => match gathered.stop {
+            Stop::Refused(status) => {
+                inner.stats.refused.add(1);
+                Some(status)
+            }
+            Stop::Nonsense => {
+                inner.stats.violations.add(1);
+                Some(WcStatus::PeerGone)
+            }
+            Stop::NoRecv => stall(inner, endpoint, puller),
+            Stop::Full => None,
+        },
+    };
+    if let Some(status) = failure {
+        inner.fail_inbound(endpoint, link, status);
+        return Moved { bytes, more: false };
+    }
+    let more = puller.head != link.ring.tail() && puller.stalled.is_none();
+    Moved { bytes: bytes + inline_bytes, more }
+}
+
+/// Copies entries out of the ring, checks them, and puts what must be pulled into the batch.
+fn gather<'a>(
+    inner: &'a Inner,
+    endpoint: &Endpoint,
+    link: &Link,
+    puller: &mut Puller,
+    tail: u64,
+    budget: usize,
+    guards: &mut Guards<'a>,
+) -> Gathered {
+    puller.batch.clear();
+    puller.entries.clear();
+    // A little more than the budget is taken when that saves the next call.
+    let waiting = link.ring.bulk().wrapping_sub(puller.bulk_done);
+    let budget = if waiting <= 2 * budget as u64 { 2 * budget } else { budget };
+    let recv = endpoint.recv.lock();
+    let (mut recvs, mut inline) = (0, false);
+    let mut ordinal = puller.head;
+    let mut cut = 0;
+    let stop = loop {
+        let spent = puller.batch.bytes() >= budget || puller.entries.len() == puller.entries.capacity();
+        if ordinal == tail || spent || cut != 0 {
+            break Stop::Full;
+        }
+        let Some(mut entry) = link.ring.read(ordinal) else { break Stop::Nonsense };
+        let offset = if ordinal == puller.head { puller.head_offset } else { 0 };
+        if offset > u64::from(entry.len) {
+            break Stop::Nonsense;
+        }
+        let write_into = match destination(&mut entry, &recv, recvs) {
+            Ok(remote) => remote,
+            Err(stop) => break stop,
+        };
+        if entry.len != 0 {
+            // Payloads are placed after the pull, so nothing that comes behind one may be in the same batch.
+            if inline && !entry.has(ring::INLINE) {
+                break Stop::Full;
+            }
+            match guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, write_into) {
+                Ok(true) => {}
+                Ok(false) => break Stop::Full,
+                Err(_) => break Stop::Refused(WcStatus::RemoteAccess),
+            }
+            if entry.has(ring::INLINE) {
+                inline = true;
+            } else {
+                let left = u64::from(entry.len) - offset;
+                let take = left.min((budget - puller.batch.bytes()) as u64);
+                let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
+                if !puller.batch.add(to, from, entry.own_key, take as usize) {
+                    break Stop::Full;
+                }
+                cut = left - take;
+            }
+        }
+        recvs += usize::from(entry.has(ring::IMM | ring::SEND));
+        puller.entries.push(entry);
+        ordinal += 1;
+    };
+    if stop == Stop::NoRecv && puller.entries.is_empty() {
+        // Under the lock, so that a RECV that comes now finds the mark.
+        endpoint.stalled.store(true, Ordering::SeqCst);
+    } else {
+        puller.stalled = None;
+        endpoint.stalled.store(false, Ordering::SeqCst);
+    }
+    let _ = inner;
+    Gathered { stop, cut }
+}
+
+/// Checks an entry against the RECVs; a SEND is given its slot as target. `true`: the target is named by the peer.
+fn destination(entry: &mut Entry, recv: &RecvQueue, ahead: usize) -> Result<bool, Stop> {
+    if !entry.has(ring::IMM | ring::SEND) {
+        return Ok(true);
+    }
+    let slot = recv.peek(ahead).ok_or(Stop::NoRecv)?;
+    if !entry.has(ring::SEND) {
+        return Ok(true);
+    }
+    if entry.len > slot.len_bytes {
+        return Err(Stop::Refused(WcStatus::RemoteLength));
+    }
+    entry.peer_addr = slot.addr;
+    entry.peer_key = slot.local_key;
+    Ok(false)
+}
+
+/// What the entries that are now done mean for others.
+struct Finished {
+    signaled: bool,
+    received: bool,
+}
+
+/// Places payloads, consumes RECVs and moves on, as far as the pull got. Nothing of it happens once either side has ended the connection.
+fn finish(
+    endpoint: &Endpoint,
+    link: &Link,
+    puller: &mut Puller,
+    gathered: &Gathered,
+    parts: usize,
+) -> (Option<Finished>, usize) {
+    let mut recv = endpoint.recv.lock();
+    if !endpoint.is_connected() || link.ring.is_closed() {
+        return (None, 0);
+    }
+    let (mut left, mut inline_bytes) = (parts, 0);
+    let mut finished = Finished { signaled: false, received: false };
+    let last = puller.entries.len();
+    for (i, entry) in puller.entries.iter().enumerate() {
+        let bulk = entry.len != 0 && !entry.has(ring::INLINE);
+        if bulk {
+            if left == 0 {
+                break;
+            }
+            left -= 1;
+            let skipped = puller.head_offset;
+            if i + 1 == last && gathered.cut != 0 {
+                let taken = u64::from(entry.len) - skipped - gathered.cut;
+                puller.head_offset += taken;
+                puller.bulk_done = puller.bulk_done.wrapping_add(taken);
+                break;
+            }
+            puller.bulk_done = puller.bulk_done.wrapping_add(u64::from(entry.len) - skipped);
+        } else if entry.len != 0 {
+            let from = link.ring.payload(entry.offset, entry.len as usize);
+            // SAFETY: the source is inside the mapped ring; the target is inside a region whose guard the caller holds.
+            // The two never overlap: the ring is the fabric's own mapping.
+            unsafe { std::ptr::copy(from, entry.peer_addr as *mut u8, entry.len as usize) };
+            inline_bytes += entry.len as usize;
+        }
+        if entry.has(ring::SEND) {
+            recv.complete(endpoint.id, CompletionKind::RecvSend, entry.len);
+        } else if entry.has(ring::IMM) {
+            recv.complete(endpoint.id, CompletionKind::RecvImm(entry.imm), entry.len);
+        }
+        finished.received |= entry.has(ring::SEND | ring::IMM);
+        finished.signaled |= entry.has(ring::SIGNALED);
+        puller.head += 1;
+        puller.head_offset = 0;
+    }
+    endpoint.served.store(puller.head, Ordering::Release);
+    (Some(finished), inline_bytes)
+}
+
+/// The next entry has no RECV: waits a while, then refuses it.
+fn stall(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller) -> Option<WcStatus> {
+    if !endpoint.stalled.load(Ordering::SeqCst) {
+        return None;
+    }
+    let now = Instant::now();
+    let since = *puller.stalled.get_or_insert_with(|| {
+        inner.stats.rnr_waits.add(1);
+        now
+    });
+    if now.duration_since(since) >= inner.config.rnr_wait {
+        inner.stats.rnr_exceeded.add(1);
+        return Some(WcStatus::RnrExceeded);
+    }
+    inner.wait_for_recv(endpoint.id.slot, inner.config.rnr_wait - now.duration_since(since));
+    None
+}

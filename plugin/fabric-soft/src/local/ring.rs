@@ -1,0 +1,438 @@
+//! The shared ring of one direction of a connection: its owner posts, the peer serves.
+//!
+//! ```text
+//! entry ordinals:   done            tail            done + depth
+//!                    |  outstanding  |   free         |       done ≤ tail ≤ done + depth
+//! ```
+//!
+//! The owner writes entries, then `tail`; the peer takes them in order, then writes `done`. Each side checks what the
+//! other one writes and copies an entry out before it looks at it: the other process may scribble at any time.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::shm::{Mapping, Plain};
+use baton_fabric::WcStatus;
+
+/// Longest payload that travels in the ring: a whole notification record with its header, and some.
+pub const INLINE_BYTES: usize = 8192 + 256;
+
+const RING_MAGIC: u64 = u64::from_le_bytes(*b"BATONRNG");
+const HEADER_BYTES: usize = 4096;
+const ENTRY_BYTES: usize = 64;
+
+/// The payload is in the ring's byte area at `offset`.
+pub const INLINE: u32 = 1;
+/// Consumes a RECV and carries an immediate.
+pub const IMM: u32 = 2;
+/// Goes into the target's next RECV slot.
+pub const SEND: u32 = 4;
+/// The initiator wants a completion.
+pub const SIGNALED: u32 = 8;
+/// A READ: executed by the initiator, never in the ring.
+pub const READ: u32 = 16;
+/// Refused when it was posted: fails when its turn comes; never in the ring.
+pub const FAULT: u32 = 32;
+
+const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED;
+
+/// One work request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Address at the initiator.
+    pub own_addr: u64,
+    /// Address at the target.
+    pub peer_addr: u64,
+    /// Key at the initiator.
+    pub own_key: u64,
+    /// Key at the target.
+    pub peer_key: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Immediate.
+    pub imm: u32,
+    /// `INLINE | …`.
+    pub flags: u32,
+    /// Of an inline payload, in the byte area.
+    pub offset: u32,
+}
+
+impl Entry {
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn to_words(self) -> [u64; 6] {
+        [
+            self.own_addr,
+            self.peer_addr,
+            self.own_key,
+            self.peer_key,
+            u64::from(self.len) | u64::from(self.imm) << 32,
+            u64::from(self.flags) | u64::from(self.offset) << 32,
+        ]
+    }
+
+    fn from_words(words: [u64; 6]) -> Entry {
+        Entry {
+            own_addr: words[0],
+            peer_addr: words[1],
+            own_key: words[2],
+            peer_key: words[3],
+            len: words[4] as u32,
+            imm: (words[4] >> 32) as u32,
+            flags: words[5] as u32,
+            offset: (words[5] >> 32) as u32,
+        }
+    }
+}
+
+#[repr(C, align(64))]
+struct Line<T>(T);
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    depth: AtomicU64,
+    /// Random word of the owner's endpoint.
+    token: AtomicU64,
+    owner: Line<OwnerWords>,
+    peer: Line<PeerWords>,
+}
+
+#[repr(C)]
+struct OwnerWords {
+    tail: AtomicU64,
+    /// Bulk bytes ever pushed: a hint for how much work waits.
+    bulk: AtomicU64,
+    /// The owner takes everything back that is not done.
+    closed: AtomicU32,
+    /// The owner is pulling a READ out of the peer's memory.
+    reading: AtomicU32,
+}
+
+#[repr(C)]
+struct PeerWords {
+    done: AtomicU64,
+    /// Status code with which entry `done` failed, 0 if none did.
+    failure: AtomicU64,
+    /// The peer takes nothing more, and lets nothing more be read.
+    refused: AtomicU32,
+    /// The peer is pulling entries of this ring.
+    busy: AtomicU32,
+}
+
+#[repr(C, align(64))]
+struct Cell([AtomicU64; 8]);
+
+// SAFETY: atomics and padding.
+unsafe impl Plain for Header {}
+// SAFETY: atomics.
+unsafe impl Plain for Cell {}
+
+/// A mapped ring, on either side.
+pub struct Ring {
+    mapping: Mapping,
+    depth: u64,
+}
+
+fn byte_area(depth: u64) -> usize {
+    // Room for every entry to be inline and of full length, plus the part that stays empty before a wrap.
+    (depth as usize + 1) * INLINE_BYTES
+}
+
+fn ring_bytes(depth: u64) -> usize {
+    (HEADER_BYTES + depth as usize * ENTRY_BYTES + byte_area(depth)).next_multiple_of(4096)
+}
+
+impl Ring {
+    /// A new ring; `depth` is a power of two. Memory is used only as far as it is written.
+    pub fn create(depth: u64, token: u64) -> io::Result<(OwnedFd, Ring)> {
+        let (fd, mapping) = Mapping::create("baton-ring", ring_bytes(depth))?;
+        let ring = Ring { mapping, depth };
+        ring.header().depth.store(depth, Ordering::Relaxed);
+        ring.header().token.store(token, Ordering::Relaxed);
+        ring.header().magic.store(RING_MAGIC, Ordering::Release);
+        Ok((fd, ring))
+    }
+
+    /// Maps a peer's ring and checks that it is the one expected.
+    pub fn open(fd: &OwnedFd, depth: u64, token: u64) -> io::Result<Ring> {
+        let ring = Ring { mapping: Mapping::open(fd.as_fd(), ring_bytes(depth))?, depth };
+        let header = ring.header();
+        let magic = header.magic.load(Ordering::Acquire);
+        let found = (header.depth.load(Ordering::Relaxed), header.token.load(Ordering::Relaxed));
+        if magic != RING_MAGIC || found != (depth, token) {
+            return Err(io::Error::other("the shared ring is not that of the endpoint"));
+        }
+        Ok(ring)
+    }
+
+    fn header(&self) -> &Header {
+        self.mapping.at(0)
+    }
+
+    fn cell(&self, ordinal: u64) -> &Cell {
+        let index = (ordinal & (self.depth - 1)) as usize;
+        self.mapping.at(HEADER_BYTES + index * ENTRY_BYTES)
+    }
+
+    pub fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    // ---- the owner's side
+
+    /// Writes an entry that [`Ring::publish`] will announce.
+    pub fn write(&self, ordinal: u64, entry: Entry) {
+        for (cell, word) in self.cell(ordinal).0.iter().zip(entry.to_words()) {
+            cell.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Entries before `tail` are there; `bulk` bytes were added to them.
+    pub fn publish(&self, tail: u64, bulk: u64) {
+        let owner = &self.header().owner.0;
+        owner.bulk.store(owner.bulk.load(Ordering::Relaxed).wrapping_add(bulk), Ordering::Relaxed);
+        owner.tail.store(tail, Ordering::Release);
+    }
+
+    pub fn done(&self) -> u64 {
+        self.header().peer.0.done.load(Ordering::Acquire)
+    }
+
+    /// The status with which entry [`Ring::done`] failed. Look at it first and at `done` second.
+    pub fn failure(&self) -> Option<WcStatus> {
+        decode(self.header().peer.0.failure.load(Ordering::Acquire))
+    }
+
+    /// The peer takes nothing more.
+    pub fn is_refused(&self) -> bool {
+        self.header().peer.0.refused.load(Ordering::Acquire) != 0
+    }
+
+    pub fn close(&self) {
+        self.header().owner.0.closed.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the peer pulls entries of this ring at the moment.
+    pub fn is_busy(&self) -> bool {
+        self.header().peer.0.busy.load(Ordering::SeqCst) != 0
+    }
+
+    /// Announces a READ out of the peer's memory; `false` if the peer has taken that back.
+    pub fn begin_reading(&self) -> bool {
+        self.header().owner.0.reading.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let open = !self.is_refused();
+        if !open {
+            self.end_reading();
+        }
+        open
+    }
+
+    pub fn end_reading(&self) {
+        self.header().owner.0.reading.store(0, Ordering::Release);
+    }
+
+    // ---- the peer's side
+
+    pub fn tail(&self) -> u64 {
+        self.header().owner.0.tail.load(Ordering::Acquire)
+    }
+
+    pub fn bulk(&self) -> u64 {
+        self.header().owner.0.bulk.load(Ordering::Relaxed)
+    }
+
+    /// A copy of an entry, or `None` if it is not one.
+    pub fn read(&self, ordinal: u64) -> Option<Entry> {
+        let cell = self.cell(ordinal);
+        let entry = Entry::from_words(std::array::from_fn(|i| cell.0[i].load(Ordering::Relaxed)));
+        let inline_fits = !entry.has(INLINE)
+            || (entry.len as usize <= INLINE_BYTES
+                && entry.offset as usize + entry.len as usize <= byte_area(self.depth));
+        (entry.flags & !RING_FLAGS == 0 && inline_fits).then_some(entry)
+    }
+
+    /// Announces that entries are about to be pulled; `false` if the owner has taken them back.
+    pub fn begin_pull(&self) -> bool {
+        self.header().peer.0.busy.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let open = !self.is_closed();
+        if !open {
+            self.end_pull();
+        }
+        open
+    }
+
+    pub fn end_pull(&self) {
+        self.header().peer.0.busy.store(0, Ordering::Release);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.header().owner.0.closed.load(Ordering::SeqCst) != 0
+    }
+
+    /// Everything before `done` is placed and visible.
+    pub fn set_done(&self, done: u64) {
+        self.header().peer.0.done.store(done, Ordering::Release);
+    }
+
+    pub fn set_failure(&self, status: WcStatus) {
+        self.header().peer.0.failure.store(encode(status), Ordering::Release);
+    }
+
+    pub fn refuse(&self) {
+        self.header().peer.0.refused.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the owner is pulling a READ out of this side's memory.
+    pub fn is_reading(&self) -> bool {
+        self.header().owner.0.reading.load(Ordering::SeqCst) != 0
+    }
+
+    /// Address of an inline payload; offsets are relative to the byte area and were checked.
+    pub fn payload(&self, offset: u32, len: usize) -> *mut u8 {
+        let area = HEADER_BYTES + self.depth as usize * ENTRY_BYTES;
+        self.mapping.bytes(area + offset as usize, len)
+    }
+}
+
+fn encode(status: WcStatus) -> u64 {
+    match status {
+        WcStatus::Success => 0,
+        WcStatus::Flushed => 1,
+        WcStatus::LocalAccess => 2,
+        WcStatus::RemoteAccess => 3,
+        WcStatus::RnrExceeded => 4,
+        WcStatus::RemoteLength => 5,
+        WcStatus::PeerGone => 6,
+    }
+}
+
+fn decode(code: u64) -> Option<WcStatus> {
+    match code {
+        0 => None,
+        2 => Some(WcStatus::LocalAccess),
+        3 => Some(WcStatus::RemoteAccess),
+        4 => Some(WcStatus::RnrExceeded),
+        5 => Some(WcStatus::RemoteLength),
+        _ => Some(WcStatus::PeerGone),
+    }
+}
+
+/// Where inline payloads go in the byte area: first in, first out, each in one piece. Only the owner of the ring allocates.
+pub struct Bytes {
+    area: u64,
+    /// Offset of the next payload.
+    next: u64,
+    /// Payloads outstanding, as (entry ordinal, offset), oldest first: bounded by the depth of the ring.
+    used: std::collections::VecDeque<(u64, u64)>,
+}
+
+impl Bytes {
+    pub fn new(depth: u64) -> Bytes {
+        let used = std::collections::VecDeque::with_capacity(depth as usize);
+        Bytes { area: byte_area(depth) as u64, next: 0, used }
+    }
+
+    /// Takes room for entry `ordinal`, at least one byte; `None` only if more is outstanding than the depth of the ring.
+    pub fn take(&mut self, ordinal: u64, len: usize) -> Option<u32> {
+        let len = len as u64;
+        // While nothing is outstanding it starts over, so that quiet rings keep to a few warm pages.
+        let start = match self.used.front() {
+            None => 0,
+            Some(&(_, oldest)) => self.fit(oldest, len)?,
+        };
+        self.used.push_back((ordinal, start));
+        self.next = start + len;
+        Some(start as u32)
+    }
+
+    /// Where `len` bytes fit, with the oldest outstanding payload at `oldest`.
+    fn fit(&self, oldest: u64, len: u64) -> Option<u64> {
+        if self.next > oldest {
+            if self.next + len <= self.area {
+                return Some(self.next);
+            }
+            return (len < oldest).then_some(0);
+        }
+        (self.next + len < oldest).then_some(self.next)
+    }
+
+    /// Gives back the room of all entries before `ordinal`.
+    pub fn free_before(&mut self, ordinal: u64) {
+        while self.used.front().is_some_and(|&(of, _)| of < ordinal) {
+            self.used.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_the_ring_and_nonsense_is_refused() {
+        let (fd, ring) = Ring::create(8, 77).unwrap();
+        let peer = Ring::open(&fd, 8, 77).unwrap();
+        assert!(Ring::open(&fd, 8, 78).is_err() && Ring::open(&fd, 16, 77).is_err());
+        let entry = Entry {
+            own_addr: 1,
+            peer_addr: u64::MAX,
+            own_key: 3,
+            peer_key: 4,
+            len: u32::MAX,
+            imm: 0xabcd_ef01,
+            flags: IMM | SIGNALED,
+            offset: 0,
+        };
+        ring.write(9, entry);
+        ring.publish(10, 5);
+        assert_eq!((peer.tail(), peer.bulk(), peer.read(9)), (10, 5, Some(entry)));
+        for bad in [
+            Entry { flags: READ, ..entry },
+            Entry { flags: 1 << 31, ..entry },
+            Entry { flags: INLINE, ..entry },
+            Entry { flags: INLINE, len: 1, offset: u32::MAX, ..entry },
+        ] {
+            ring.write(9, bad);
+            assert_eq!(peer.read(9), None, "{bad:?}");
+        }
+        for status in [WcStatus::LocalAccess, WcStatus::RemoteAccess, WcStatus::RnrExceeded] {
+            peer.set_failure(status);
+            assert_eq!(ring.failure(), Some(status));
+        }
+    }
+
+    #[test]
+    fn as_many_full_payloads_fit_as_the_ring_is_deep() {
+        let depth = 8;
+        let mut bytes = Bytes::new(depth);
+        let mut live: std::collections::VecDeque<(u64, u64, u64)> = Default::default();
+        for ordinal in 0..10_000u64 {
+            let len = match ordinal % 5 {
+                0 => 1,
+                1 => 1 + ordinal % 100,
+                _ => INLINE_BYTES as u64,
+            };
+            let start = u64::from(bytes.take(ordinal, len as usize).expect("room for the whole depth"));
+            assert!(start + len <= byte_area(depth) as u64);
+            for &(_, other, other_len) in &live {
+                assert!(start + len <= other || other + other_len <= start);
+            }
+            live.push_back((ordinal, start, len));
+            if live.len() as u64 == depth {
+                let keep = (ordinal * 7 % depth) as usize;
+                while live.len() > keep {
+                    live.pop_front();
+                }
+                bytes.free_before(ordinal + 1 - keep as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The send queue of an endpoint.
+//!
+//! ```text
+//! ordinals:   drained      completed      started       posted         drained ≤ completed ≤ started ≤ posted
+//!                | to be told |  under way    | waiting    |            posted ≤ drained + depth
+//! ```
+//!
+//! Work requests start and complete in order. WRITEs and SENDs start by going into the shared ring, READs by being left to
+//! whoever pulls. The two kinds are never under way together: a READ starts when everything before it is done, and so does
+//! what follows a READ. Hence `completed` is moved by the ring's `done` in a run of WRITEs and by the puller in a run of READs.
+
+use baton_fabric::{Completion, CompletionKind, EndpointId, WcStatus};
+
+use super::ring::{self, Bytes, Entry, Ring};
+
+/// A posted work request.
+#[derive(Clone, Copy, Default)]
+pub struct Item {
+    pub entry: Entry,
+    /// Ledger sequence.
+    pub seq: u64,
+}
+
+/// See the module's text.
+pub struct SendQueue {
+    items: Box<[Item]>,
+    depth: u64,
+    posted: u64,
+    started: u64,
+    completed: u64,
+    drained: u64,
+    /// Entries ever put into the shared ring, and how many of them are done.
+    pushed: u64,
+    ring_done: u64,
+    bytes: Bytes,
+    /// Bytes of READs posted and not completed.
+    read_bytes: u64,
+    /// Completions that [`SendQueue::drain`] will hand out.
+    ready: u64,
+    /// The queue is in error: nothing completes any more. The work request at `completed` ends with this status if it is set.
+    ended: Option<Option<WcStatus>>,
+}
+
+/// What starting work requests led to.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Started {
+    /// Entries are new in the ring: the peer must hear of it.
+    pub pushed: bool,
+    /// The work request whose turn it is was refused when it was posted.
+    pub fault: bool,
+}
+
+impl SendQueue {
+    pub fn new(depth: u64) -> SendQueue {
+        let slots = depth.next_power_of_two();
+        SendQueue {
+            items: vec![Item::default(); slots as usize].into_boxed_slice(),
+            depth,
+            posted: 0,
+            started: 0,
+            completed: 0,
+            drained: 0,
+            pushed: 0,
+            ring_done: 0,
+            bytes: Bytes::new(slots),
+            read_bytes: 0,
+            ready: 0,
+            ended: None,
+        }
+    }
+
+    fn item(&self, ordinal: u64) -> &Item {
+        &self.items[(ordinal & (self.items.len() as u64 - 1)) as usize]
+    }
+
+    /// Work requests that may be posted now.
+    pub fn room(&mut self) -> u64 {
+        // Completed ones that nobody is told of need no slot any more.
+        while self.drained < self.completed && !self.item(self.drained).entry.has(ring::SIGNALED) {
+            self.drained += 1;
+        }
+        self.depth - (self.posted - self.drained)
+    }
+
+    /// Appends a work request; there is room.
+    pub fn push(&mut self, item: Item) {
+        debug_assert!(self.posted - self.drained < self.depth, "the caller has asked for room");
+        if item.entry.has(ring::READ) {
+            self.read_bytes += u64::from(item.entry.len);
+        }
+        let index = (self.posted & (self.items.len() as u64 - 1)) as usize;
+        self.items[index] = item;
+        self.posted += 1;
+    }
+
+    /// Keeps a payload in the ring's byte area for the next work request to be pushed, and returns its offset.
+    pub fn keep_payload(&mut self, ring: &Ring, bytes: &[u8]) -> Option<u32> {
+        let offset = self.bytes.take(self.posted, bytes.len())?;
+        // SAFETY: the range is inside the ring and free, so this side alone writes it; the peer only reads it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), ring.payload(offset, bytes.len()), bytes.len());
+        }
+        Some(offset)
+    }
+
+    /// Starts what may start.
+    pub fn start(&mut self, ring: &Ring) -> Started {
+        let mut bulk = 0;
+        let before = self.pushed;
+        while self.started < self.posted && self.ended.is_none() {
+            let entry = self.item(self.started).entry;
+            let idle = self.started == self.completed;
+            let reading = !idle && self.item(self.completed).entry.has(ring::READ);
+            if entry.has(ring::FAULT) {
+                break;
+            }
+            if entry.has(ring::READ) {
+                if !idle && !reading {
+                    break;
+                }
+            } else {
+                if reading {
+                    break;
+                }
+                ring.write(self.pushed, entry);
+                self.pushed += 1;
+                bulk += if entry.has(ring::INLINE) { 0 } else { u64::from(entry.len) };
+            }
+            self.started += 1;
+        }
+        let pushed = self.pushed != before;
+        if pushed {
+            ring.publish(self.pushed, bulk);
+        }
+        let turn = self.started == self.completed && self.started < self.posted;
+        let fault = turn && self.ended.is_none() && self.item(self.started).entry.has(ring::FAULT);
+        Started { pushed, fault }
+    }
+
+    /// Takes over the ring's `done`; `false` if it is nonsense.
+    pub fn absorb(&mut self, done: u64) -> bool {
+        if done < self.ring_done || done > self.pushed {
+            return false;
+        }
+        let newly = done - self.ring_done;
+        self.ring_done = done;
+        self.complete(newly);
+        true
+    }
+
+    /// The next `count` work requests have completed.
+    fn complete(&mut self, count: u64) {
+        for ordinal in self.completed..self.completed + count {
+            let entry = self.item(ordinal).entry;
+            self.ready += u64::from(entry.has(ring::SIGNALED));
+            if entry.has(ring::READ) {
+                self.read_bytes -= u64::from(entry.len);
+            }
+        }
+        self.completed += count;
+        self.bytes.free_before(self.completed);
+    }
+
+    /// READs that may be pulled now, oldest first.
+    pub fn reads(&self) -> impl Iterator<Item = &Entry> {
+        let run = if self.ended.is_some() { 0..0 } else { self.completed..self.started };
+        run.map(|ordinal| &self.item(ordinal).entry).take_while(|entry| entry.has(ring::READ))
+    }
+
+    /// Whether there are READs to pull.
+    pub fn has_reads(&self) -> bool {
+        self.reads().next().is_some()
+    }
+
+    /// Bytes of READs posted and not completed.
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes
+    }
+
+    /// The first `count` of [`SendQueue::reads`] are done.
+    pub fn reads_done(&mut self, count: u64) {
+        if self.ended.is_none() {
+            self.complete(count);
+        }
+    }
+
+    /// Whether anything is posted and not completed.
+    pub fn is_outstanding(&self) -> bool {
+        self.completed != self.posted
+    }
+
+    /// Nothing completes any more: the work request whose turn it is ends with `status`, all others are flushed.
+    pub fn end(&mut self, status: Option<WcStatus>) {
+        if self.ended.is_none() {
+            self.ended = Some(status);
+            self.ready += self.posted - self.completed;
+        }
+    }
+
+    /// Whether [`SendQueue::drain`] has something.
+    pub fn is_ready(&self) -> bool {
+        self.ready != 0
+    }
+
+    /// Hands out completions.
+    pub fn drain(&mut self, endpoint: EndpointId, out: &mut [Completion]) -> usize {
+        let mut n = 0;
+        while n < out.len() && self.ready != 0 {
+            let item = *self.item(self.drained);
+            let status = match self.ended {
+                _ if self.drained < self.completed => WcStatus::Success,
+                Some(Some(status)) if self.drained == self.completed => status,
+                _ => WcStatus::Flushed,
+            };
+            if status != WcStatus::Success || item.entry.has(ring::SIGNALED) {
+                out[n] =
+                    Completion { endpoint, kind: CompletionKind::Send, status, seq: item.seq, len_bytes: 0 };
+                n += 1;
+                self.ready -= 1;
+            }
+            self.drained += 1;
+        }
+        n
+    }
+
+    /// Numbers for `stats`: posted, started, completed.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        (self.posted, self.started, self.completed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENDPOINT: EndpointId = EndpointId { slot: 1, generation: 2 };
+
+    fn item(seq: u64, flags: u32) -> Item {
+        Item { entry: Entry { flags, len: 10, ..Entry::default() }, seq }
+    }
+
+    fn drained(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
+        let mut out = [Completion::EMPTY; 32];
+        let n = queue.drain(ENDPOINT, &mut out);
+        out[..n].iter().map(|c| (c.seq, c.status)).collect()
+    }
+
+    #[test]
+    fn reads_and_writes_are_never_under_way_together() {
+        let (_fd, ring) = Ring::create(16, 1).unwrap();
+        let mut queue = SendQueue::new(16);
+        for (seq, flags) in [0, 0, ring::READ, ring::READ, ring::SIGNALED].into_iter().enumerate() {
+            queue.push(item(seq as u64, flags));
+        }
+        assert_eq!(queue.start(&ring), Started { pushed: true, fault: false });
+        assert_eq!((ring.tail(), queue.has_reads()), (2, false));
+        assert!(queue.absorb(1));
+        queue.start(&ring);
+        assert!(!queue.has_reads());
+        assert!(queue.absorb(2));
+        queue.start(&ring);
+        assert_eq!((ring.tail(), queue.reads().count()), (2, 2));
+        queue.reads_done(1);
+        assert!(!queue.start(&ring).pushed);
+        queue.reads_done(1);
+        assert!(queue.start(&ring).pushed);
+        assert!(drained(&mut queue).is_empty());
+        assert!(queue.absorb(3) && !queue.absorb(4) && !queue.absorb(2));
+        assert_eq!(drained(&mut queue), [(4, WcStatus::Success)]);
+        assert_eq!((queue.room(), queue.read_bytes()), (16, 0));
+    }
+
+    #[test]
+    fn an_error_completes_its_own_request_and_flushes_the_rest() {
+        let (_fd, ring) = Ring::create(8, 1).unwrap();
+        let mut queue = SendQueue::new(8);
+        for (seq, flags) in [ring::SIGNALED, 0, 0, ring::READ, ring::SIGNALED].into_iter().enumerate() {
+            queue.push(item(seq as u64, flags));
+        }
+        queue.start(&ring);
+        assert!(queue.absorb(2));
+        queue.end(Some(WcStatus::RemoteAccess));
+        queue.end(None);
+        let expected = [
+            (0, WcStatus::Success),
+            (2, WcStatus::RemoteAccess),
+            (3, WcStatus::Flushed),
+            (4, WcStatus::Flushed),
+        ];
+        assert_eq!(drained(&mut queue), expected);
+        assert!(!queue.is_ready());
+    }
+
+    #[test]
+    fn a_refused_request_waits_for_its_turn() {
+        let (_fd, ring) = Ring::create(8, 1).unwrap();
+        let mut queue = SendQueue::new(8);
+        queue.push(item(0, 0));
+        queue.push(item(1, ring::FAULT));
+        queue.push(item(2, 0));
+        assert_eq!(queue.start(&ring), Started { pushed: true, fault: false });
+        assert!(queue.absorb(1));
+        assert_eq!(queue.start(&ring), Started { pushed: false, fault: true });
+        assert_eq!(ring.tail(), 1);
+    }
+}
