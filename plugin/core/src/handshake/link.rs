@@ -266,6 +266,17 @@ impl Link {
         }
     }
 
+    /// The message numbers kept for the time between two epochs were dropped: the session must not be resumed, and an
+    /// own attempt that has already named it is void. A session that is open or draining has its numbers and stays.
+    pub fn forget_session(&mut self) {
+        match self.state {
+            LinkState::Open { .. } | LinkState::Draining { .. } => return,
+            LinkState::Connecting { .. } => self.state = LinkState::Idle,
+            LinkState::Idle | LinkState::Backoff { .. } => {}
+        }
+        self.memory.session = None;
+    }
+
     fn open(&mut self, established: &Established) {
         let (session, epoch) = (established.session, established.epoch);
         self.memory = Tombstone {

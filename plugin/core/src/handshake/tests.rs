@@ -465,6 +465,19 @@ fn a_session_is_resumed_only_if_both_remember_the_same() {
     assert_eq!(link.answer(&last, fresh), Err(HandshakeError::EpochsUsedUp(u32::MAX)));
 }
 
+#[test]
+fn a_session_whose_message_numbers_are_gone_is_not_named_again() {
+    let mut link = Link::new(B, A, Default::default());
+    assert!(link.accepted(&session_at(&link, 1)));
+    link.forget_session();
+    assert!(link.memory().session.is_some(), "an open session has its numbers");
+    link.ended(Epoch(1));
+    assert!(matches!(link.begin(Nanos(0), 7), Begin::Start { session: Some(_), .. }));
+    link.forget_session();
+    assert!(!link.connected(7, &session_at(&link, 2)), "HELLO of that attempt named the session");
+    assert!(matches!(link.begin(Nanos(0), 8), Begin::Start { session: None, last_epoch: 1, .. }));
+}
+
 proptest! {
     #[test]
     fn lifeline_frames_cross_in_order(frames in prop::collection::vec(any_lifeline_frame(), 1..6)) {
