@@ -322,7 +322,7 @@ fn check(world: &World) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn simultaneous_opens_end_with_one_session(choices in prop::collection::vec(any::<u16>(), 0..120)) {
