@@ -260,14 +260,16 @@ impl Session {
         assert_eq!(port.endpoint, endpoint, "only the last batch can be reported as failed");
         let taken = u32::try_from(taken).unwrap_or(u32::MAX).min(offered);
         port.ledger.took_only(offered, taken);
-        let flight = port.flights.back_mut().expect("the last batch is in flight");
-        flight.last_seq -= u64::from(offered - taken);
-        // Its last work request is not there, so no completion comes for the rest of it.
+        let mut flight = port.flights.pop_back().expect("the last batch is in flight");
+        // The last of a batch is the one that completes: not taken, no completion comes for the rest either.
         let lost_signal = flight.signaled && taken < offered;
         flight.signaled &= !lost_signal;
-        if taken == 0 {
-            let flight = port.flights.pop_back().expect("just looked at");
-            self.outstanding_bytes -= flight.bytes;
+        let bytes = flight.bytes;
+        if taken > 0 {
+            flight.last_seq = flight.first_seq + u64::from(taken) - 1;
+            port.flights.push_back(flight);
+        } else {
+            self.outstanding_bytes -= bytes;
         }
         self.signaled_flights -= u32::from(lost_signal);
         self.end(EndReason::PostFailed { endpoint, taken: taken as usize, offered: offered as usize });
