@@ -450,7 +450,14 @@ impl World {
     pub fn execute(&mut self, n: usize, index: usize) {
         let wr = self.nodes[n].ends[index].queue.pop_front().expect("something to execute");
         let peer = 1 - n;
-        let status = self.move_bytes(n, &wr);
+        let fenced = |end: &World, n: usize| end.nodes[n].ends[index].fenced;
+        let status = if fenced(self, n) {
+            WcStatus::Flushed
+        } else if fenced(self, peer) {
+            WcStatus::PeerGone
+        } else {
+            self.move_bytes(n, &wr)
+        };
         if status == WcStatus::Success {
             if let Some(imm) = wr.imm {
                 let end = &mut self.nodes[peer].ends[index];
@@ -501,9 +508,7 @@ impl World {
     /// Flushes an end: what was not executed comes out as flushed.
     pub fn fence(&mut self, n: usize, index: usize) {
         let end = &mut self.nodes[n].ends[index];
-        if std::mem::replace(&mut end.fenced, true) {
-            return;
-        }
+        end.fenced = true;
         while let Some(wr) = end.queue.pop_front() {
             end.cq.push_back(sent(index, wr.seq, WcStatus::Flushed));
         }
