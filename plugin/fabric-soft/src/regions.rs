@@ -11,9 +11,6 @@
 //! A guard counts itself in (`users`) *before* it looks at the key, revoking clears the key *before* it looks at `users`,
 //! both sequentially consistent: either the guard sees the key gone or the deregistration sees the guard.
 
-// The TCP fabric has no use for the part that peers read.
-#![cfg_attr(not(test), allow(dead_code))]
-
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
