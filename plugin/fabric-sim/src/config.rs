@@ -2,6 +2,23 @@
 
 use std::ops::RangeInclusive;
 
+/// A rule of reliable connections that the world breaks on purpose, to prove that checkers notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// The target hears an immediate before its bytes are placed; only one below 2^30, so that messages which are parsed at once stay whole.
+    ImmediateBeforeData,
+    /// A fenced extra does not wait for READs.
+    FenceIgnored,
+    /// One WRITE in 50 lands with a wrong byte.
+    WrongByte,
+    /// WRITEs are acknowledged when their first piece is placed.
+    EarlyAck,
+    /// One completion of a send queue in 100 is lost.
+    LostCompletion,
+    /// One immediate in 20 is heard twice.
+    RepeatedImmediate,
+}
+
 /// The behaviour of a world. Times are virtual nanoseconds; each is drawn anew from its range.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
@@ -43,6 +60,8 @@ pub struct SimConfig {
     pub default_lanes: u8,
     /// [`baton_fabric::Caps::stripe_min_bytes`].
     pub stripe_min_bytes: u64,
+    /// Only for tests of checkers.
+    pub sabotage: Option<Sabotage>,
 }
 
 impl Default for SimConfig {
@@ -67,6 +86,7 @@ impl Default for SimConfig {
             inline_bytes: 220,
             default_lanes: 2,
             stripe_min_bytes: 4096,
+            sabotage: None,
         }
     }
 }

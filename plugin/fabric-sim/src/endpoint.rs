@@ -114,6 +114,8 @@ pub(crate) struct InFlight {
     pub request: Request,
     /// Bytes placed so far.
     pub placed: usize,
+    /// The target has its immediate.
+    pub heard: bool,
     /// Virtual time of the first attempt to deliver it.
     pub since: Option<u64>,
     pub rnr: u32,

@@ -23,7 +23,7 @@ mod nic;
 mod rng;
 mod world;
 
-pub use config::SimConfig;
+pub use config::{Sabotage, SimConfig};
 pub use fabric::SimFabric;
 pub use rng::Rng;
 pub use world::SimWorld;

@@ -1,5 +1,6 @@
 //! What happens at each event: both halves of a reliable connection.
 
+use crate::config::Sabotage;
 use crate::endpoint::*;
 use crate::memory::Want;
 use crate::world::{Event, Inner};
@@ -34,7 +35,7 @@ impl Inner {
     }
 
     fn launch(&mut self, qp: Qp) {
-        let max_reads = self.cfg.max_reads;
+        let (max_reads, fences) = (self.cfg.max_reads, self.cfg.sabotage != Some(Sabotage::FenceIgnored));
         let Some(ep) = self.endpoint(qp) else { return };
         ep.launch_scheduled = false;
         if ep.state != State::Connected || ep.launch_blocked || ep.launched >= ep.sq.len() {
@@ -48,7 +49,7 @@ impl Inner {
             .filter(|earlier| earlier.is_read() && earlier.done.is_none())
             .count();
         // Tried again when a READ is done.
-        if (wr.fenced && reads > 0) || (wr.is_read() && reads >= max_reads) {
+        if (wr.fenced && fences && reads > 0) || (wr.is_read() && reads >= max_reads) {
             return;
         }
         let (flow, index) = (ep.flow, ep.launched);
@@ -87,7 +88,7 @@ impl Inner {
                 Request::Read { addr: *remote_addr, key: *remote_key, len: *len }
             }
         };
-        Some(InFlight { seq: wr.seq, request, placed: 0, since: None, rnr: 0 })
+        Some(InFlight { seq: wr.seq, request, placed: 0, heard: false, since: None, rnr: 0 })
     }
 
     fn send_off(&mut self, flow: usize, request: InFlight) {
@@ -166,47 +167,73 @@ impl Inner {
         self.rng.between(1, left as u64) as usize
     }
 
+    /// The same for bytes that land at `addr`: words that lie aligned in the target's memory are never torn.
+    fn piece_at(&mut self, addr: u64, left: usize) -> usize {
+        let piece = self.piece(left);
+        let aligned = (addr.wrapping_add(piece as u64) & !7).saturating_sub(addr) as usize;
+        if piece == left || aligned == 0 { left } else { aligned }
+    }
+
     fn deliver_write(&mut self, flow: usize) {
-        let to = self.flows[flow].to;
-        let (total, placed) = match &self.flows[flow].requests[0] {
-            InFlight { request: Request::Write { bytes, .. }, placed, .. } => (bytes.len(), *placed),
-            _ => unreachable!("the caller looked"),
-        };
-        let piece = self.piece(total - placed);
-        let InFlight { request: Request::Write { addr, key, bytes, imm }, .. } =
+        let InFlight { seq, request: Request::Write { addr, key, bytes, imm }, placed, .. } =
             &self.flows[flow].requests[0]
         else {
             return;
         };
-        let (addr, key, imm) = (*addr, *key, *imm);
-        if total > 0 {
-            let memory = &mut self.nodes[to.0].memory;
-            // Bounds of the whole first, then each piece as the key stands by then.
-            let ok = memory.allows(key, addr, total, Want::RemoteWrite)
-                && memory.write(key, addr + placed as u64, &bytes[placed..placed + piece], Want::RemoteWrite);
-            if !ok {
-                return self.refuse(flow, WcStatus::RemoteAccess, true);
-            }
-            self.nodes[to.0].counters.bytes_placed += piece as u64;
+        let (seq, addr, key, imm, total, placed) = (*seq, *addr, *key, *imm, bytes.len(), *placed);
+        let sabotage = self.cfg.sabotage;
+        if sabotage == Some(Sabotage::ImmediateBeforeData)
+            && placed == 0
+            && imm.is_some_and(|imm| imm < 1 << 30)
+        {
+            self.hear_immediate(flow, imm, total);
+        }
+        let piece = self.piece_at(addr.wrapping_add(placed as u64), total - placed);
+        if total > 0 && !self.place_write(flow, addr, key, placed, piece) {
+            return self.refuse(flow, WcStatus::RemoteAccess, true);
+        }
+        let early = sabotage == Some(Sabotage::EarlyAck) && imm.is_none();
+        if early && placed == 0 {
+            self.flows[flow].answers.push_back((seq, Answer::Status(WcStatus::Success)));
+            self.schedule_return(flow);
         }
         self.flows[flow].requests[0].placed += piece;
         if placed + piece < total {
             let gap = self.draw(self.cfg.piece_gap_ns.clone());
             return self.schedule_deliver(flow, gap);
         }
-        if let Some(imm) = imm {
-            let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.pop_front()) else {
-                return self.no_recv(flow);
-            };
-            self.push_completion(
-                to,
-                CompletionKind::RecvImm(imm),
-                WcStatus::Success,
-                u64::from(slot.id),
-                total as u32,
-            );
+        if imm.is_some() && !self.flows[flow].requests[0].heard && !self.hear_immediate(flow, imm, total) {
+            return self.no_recv(flow);
         }
-        self.delivered(flow, Answer::Status(WcStatus::Success));
+        self.delivered(flow, (!early).then_some(Answer::Status(WcStatus::Success)));
+    }
+
+    /// Places a piece: the bounds of the whole first, then the piece as the key stands by now.
+    fn place_write(&mut self, flow: usize, addr: u64, key: u64, placed: usize, piece: usize) -> bool {
+        let wrong = self.cfg.sabotage == Some(Sabotage::WrongByte) && self.rng.chance(1, 50);
+        let Flow { to, requests, .. } = &self.flows[flow];
+        let Request::Write { bytes, .. } = &requests[0].request else { return false };
+        let mut part = bytes[placed..placed + piece].to_vec();
+        if wrong && piece > 0 {
+            part[0] ^= 0x40;
+        }
+        let node = &mut self.nodes[to.0];
+        node.counters.bytes_placed += piece as u64;
+        node.memory.allows(key, addr, bytes.len(), Want::RemoteWrite)
+            && node.memory.write(key, addr + placed as u64, &part, Want::RemoteWrite)
+    }
+
+    /// The target hears an immediate; `false` without a RECV.
+    fn hear_immediate(&mut self, flow: usize, imm: Option<u32>, total: usize) -> bool {
+        let to = self.flows[flow].to;
+        let twice = self.cfg.sabotage == Some(Sabotage::RepeatedImmediate) && self.rng.chance(1, 20);
+        for _ in 0..=u32::from(twice) {
+            let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.pop_front()) else { return false };
+            let kind = CompletionKind::RecvImm(imm.unwrap_or_default());
+            self.push_completion(to, kind, WcStatus::Success, u64::from(slot.id), total as u32);
+        }
+        self.flows[flow].requests[0].heard = true;
+        true
     }
 
     fn deliver_send(&mut self, flow: usize) {
@@ -227,7 +254,7 @@ impl Inner {
             ep.rq.pop_front();
         }
         self.push_completion(to, CompletionKind::RecvSend, WcStatus::Success, u64::from(slot.id), len as u32);
-        self.delivered(flow, Answer::Status(WcStatus::Success));
+        self.delivered(flow, Some(Answer::Status(WcStatus::Success)));
     }
 
     fn deliver_read(&mut self, flow: usize) {
@@ -236,15 +263,17 @@ impl Inner {
         if !self.nodes[to.0].memory.allows(key, addr, len, Want::RemoteRead) {
             return self.refuse(flow, WcStatus::RemoteAccess, true);
         }
-        self.delivered(flow, Answer::Sampling { addr, key, len, bytes: Vec::new() });
+        self.delivered(flow, Some(Answer::Sampling { addr, key, len, bytes: Vec::new() }));
         let delay = self.draw(self.cfg.read_delay_ns.clone());
         self.schedule_sample(flow, delay);
     }
 
-    fn delivered(&mut self, flow: usize, answer: Answer) {
+    fn delivered(&mut self, flow: usize, answer: Option<Answer>) {
         let Some(done) = self.flows[flow].requests.pop_front() else { return };
-        self.flows[flow].answers.push_back((done.seq, answer));
-        self.schedule_return(flow);
+        if let Some(answer) = answer {
+            self.flows[flow].answers.push_back((done.seq, answer));
+            self.schedule_return(flow);
+        }
         if !self.flows[flow].requests.is_empty() {
             let gap = self.draw(self.cfg.piece_gap_ns.clone());
             self.schedule_deliver(flow, gap);
@@ -423,6 +452,10 @@ impl Inner {
             return;
         }
         let completion = Completion { endpoint, kind, status, seq, len_bytes };
+        let lost = self.cfg.sabotage == Some(Sabotage::LostCompletion) && kind == CompletionKind::Send;
+        if lost && self.rng.chance(1, 100) {
+            return;
+        }
         let cq = &self.nodes[node].cq;
         let first = cq.iter().rposition(|c| c.endpoint == endpoint).map_or(0, |at| at + 1);
         let last = cq.len();

@@ -1,0 +1,108 @@
+//! `baton-sim`: runs many seeds, says which ones fail, replays one.
+
+use baton_sim::{Failure, Options, Reached, run};
+use clap::Parser;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Runs the protocol in the simulator.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Seeds to run, as A..B.
+    #[arg(long, default_value = "0..200", value_parser = seeds)]
+    seeds: Range<u64>,
+    /// Random steps of each.
+    #[arg(long, default_value_t = Options::default().steps)]
+    steps: u32,
+    /// Runs this seed alone, twice, and compares.
+    #[arg(long, conflicts_with = "seeds")]
+    replay: Option<u64>,
+    /// No deaths, no partitions, no wrong keys.
+    #[arg(long)]
+    no_faults: bool,
+    /// Threads; a run never uses more than one.
+    #[arg(long, default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
+    jobs: usize,
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let (first, last) = text.split_once("..").ok_or("seeds are given as A..B")?;
+    let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text:?}: {e}"));
+    Ok(number(first)?..number(last)?)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let options = Options { steps: args.steps, faults: !args.no_faults, ..Options::default() };
+    match args.replay {
+        Some(seed) => replay(seed, options),
+        None => sweep(&args, options),
+    }
+}
+
+fn replay(seed: u64, options: Options) -> ExitCode {
+    let (first, second) = (run(seed, options), run(seed, options));
+    match &first {
+        Ok(report) => println!("seed {seed}: {report:#?}"),
+        Err(failure) => println!("{failure}"),
+    }
+    if first != second {
+        println!("seed {seed} does not replay: {second:?}");
+        return ExitCode::FAILURE;
+    }
+    if first.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn sweep(args: &Args, options: Options) -> ExitCode {
+    let start = Instant::now();
+    let next = AtomicU64::new(args.seeds.start);
+    let failures: Mutex<Vec<Failure>> = Mutex::default();
+    let reached: Mutex<Reached> = Mutex::default();
+    let totals = [const { AtomicU64::new(0) }; 4];
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= args.seeds.end {
+                        return;
+                    }
+                    match run(seed, options) {
+                        Ok(report) => {
+                            let mut reached = reached.lock().unwrap_or_else(PoisonError::into_inner);
+                            *reached = reached.plus(&report.reached);
+                            for (total, n) in totals.iter().zip([
+                                report.done,
+                                report.failed,
+                                report.delivered,
+                                report.epochs,
+                            ]) {
+                                total.fetch_add(n, Ordering::Relaxed);
+                            }
+                        }
+                        Err(failure) => {
+                            println!("{failure}");
+                            failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for (name, n) in reached.into_inner().unwrap_or_else(PoisonError::into_inner).named() {
+        println!("{n:>10} {name}");
+    }
+    let [done, failed, delivered, epochs] = totals.map(AtomicU64::into_inner);
+    println!(
+        "{} seeds in {:.1} s: {done} transfers done, {failed} failed or canceled, {delivered} notifications, {epochs} epochs; {} seeds failed",
+        args.seeds.end - args.seeds.start,
+        start.elapsed().as_secs_f64(),
+        failures.len()
+    );
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,593 @@
+//! One run: nodes, links, random steps, then rest.
+
+use crate::Check;
+use crate::cells::Cells;
+use crate::checker::{Checker, Way, Xfer, message};
+use crate::link::{Link, Open, Shape, Side};
+use crate::report::{Failure, Options, Reached, Report};
+use crate::workload::Recipe;
+use baton_core::Nanos;
+
+use baton_core::peer::{CancelOutcome, EndReason, Event, SubmitError};
+use baton_fabric::{Completion, EndpointId, Fabric};
+use baton_fabric_sim::{Rng, SimConfig, SimFabric, SimWorld};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Runs one seed. A panic in the protocol is a failure like any other.
+pub fn run(seed: u64, options: Options) -> Result<Report, Failure> {
+    let mut at = (0, 0);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut swarm = Swarm::new(seed, options)?;
+        let result = swarm.run();
+        at = (swarm.step, swarm.world.now_ns());
+        result.map(|()| swarm.report())
+    }));
+    let what = match outcome {
+        Ok(Ok(report)) => return Ok(report),
+        Ok(Err(what)) => what,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+            format!("panic: {}", text.unwrap_or_default())
+        }
+    };
+    Err(Failure { seed, step: at.0, at_ns: at.1, what })
+}
+
+/// Something for later.
+#[derive(Debug)]
+enum Later {
+    /// A lifeline tells this side that its peer has fenced, or is gone.
+    Told { link: usize, side: usize, epoch: u32, reason: EndReason },
+    /// Both sides are closed: the next epoch.
+    Reopen { link: usize },
+}
+
+struct Swarm {
+    options: Options,
+    world: SimWorld,
+    retry_timeout_ns: u64,
+    rng: Rng,
+    fabrics: Vec<Arc<SimFabric>>,
+    alive: Vec<bool>,
+    cells: Vec<Cells>,
+    links: Vec<Link>,
+    routes: BTreeMap<(usize, EndpointId), Way>,
+    checker: Checker,
+    later: BTreeMap<(u64, u64), Later>,
+    tick: u64,
+    step: u32,
+    epochs: u64,
+    /// Of closed epochs.
+    reached: Reached,
+    /// Something happened since this was last cleared.
+    busy: bool,
+}
+
+impl Swarm {
+    fn new(seed: u64, options: Options) -> Result<Swarm, String> {
+        let mut rng = Rng::new(seed ^ 0xBA70_4BA7_04BA_704B);
+        let nodes = rng.between(2, 4) as usize;
+        let config = SimConfig {
+            nodes,
+            max_pieces: rng.between(1, 5),
+            stall_one_in: [0, 20, 200][rng.below(3) as usize],
+            reorder_one_in: [0, 2, 5][rng.below(3) as usize],
+            max_reads: rng.between(1, 16) as usize,
+            inline_bytes: [8, 64, 220][rng.below(3) as usize],
+            retry_timeout_ns: 20_000_000,
+            sabotage: options.sabotage,
+            ..SimConfig::default()
+        };
+        let retry_timeout_ns = config.retry_timeout_ns;
+        let world = SimWorld::new(seed, config);
+        let fabrics: Vec<_> = (0..nodes).map(|node| world.fabric(node)).collect();
+        let cells = fabrics.iter().map(|fabric| Cells::new(&world, fabric)).collect::<Result<_, _>>()?;
+        let mut links = Vec::new();
+        for a in 0..nodes {
+            for b in a + 1..nodes {
+                let shape = Shape::random(&mut rng);
+                let sides = [Side::default(), Side::default()];
+                links.push(Link { nodes: [a, b], shape, epoch: 0, sides, faulted: false, suspect_until: 0 });
+            }
+        }
+        Ok(Swarm {
+            options,
+            world,
+            retry_timeout_ns,
+            rng,
+            fabrics,
+            alive: vec![true; nodes],
+            cells,
+            links,
+            routes: BTreeMap::new(),
+            checker: Checker::default(),
+            later: BTreeMap::new(),
+            tick: 0,
+            step: 0,
+            epochs: 0,
+            reached: Reached::default(),
+            busy: false,
+        })
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            digest: self.world.digest(),
+            at_ns: self.world.now_ns(),
+            done: self.checker.done,
+            failed: self.checker.failed,
+            delivered: self.checker.delivered,
+            bytes: self.checker.bytes,
+            epochs: self.epochs,
+            reached: self.reached(),
+        }
+    }
+
+    fn reached(&self) -> Reached {
+        let mut reached = self.reached;
+        let open = self.links.iter().flat_map(|link| &link.sides).filter_map(|side| side.open.as_ref());
+        open.for_each(|open| reached.add(&open.session.stats().counters));
+        reached
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.world.now_ns())
+    }
+
+    fn run(&mut self) -> Check {
+        for link in 0..self.links.len() {
+            self.open(link)?;
+        }
+        for step in 0..self.options.steps {
+            self.step = step;
+            self.random_step()?;
+            if step % 64 == 0 {
+                self.links.iter().try_for_each(|link| link.check_credit(false))?;
+            }
+        }
+        self.come_to_rest()?;
+        let alive = self.alive.clone();
+        let nodes: Vec<[usize; 2]> = self.links.iter().map(|link| link.nodes).collect();
+        self.checker.at_rest(|(link, _)| nodes[link].iter().all(|node| alive[*node]))?;
+        for link in &self.links {
+            link.check_credit(true)?;
+        }
+        for cells in self.cells.iter().filter(|cells| alive[cells.node]) {
+            cells.expect_all_free()?;
+            if cells.busy_count() > 0 && alive.iter().all(|alive| *alive) {
+                return Err(format!(
+                    "node {}: {} cells are owned by nobody known",
+                    cells.node,
+                    cells.busy_count()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- steps
+
+    fn random_step(&mut self) -> Check {
+        self.due()?;
+        match self.rng.below(100) {
+            0..=44 => {
+                for _ in 0..self.rng.between(1, 12) {
+                    self.world.step();
+                }
+            }
+            45..=69 => {
+                let node = self.rng.below(self.fabrics.len() as u64) as usize;
+                let most = self.rng.between(1, 32) as usize;
+                self.poll(node, most)?;
+            }
+            70..=81 => self.submit()?,
+            82..=87 => self.notify()?,
+            88..=91 => self.pop_some()?,
+            92..=93 => self.cancel()?,
+            94..=95 => self.look_around()?,
+            96..=97 => {
+                let pause = self.rng.between(0, 300_000);
+                self.world.advance_to_ns(self.world.now_ns() + pause);
+            }
+            _ if self.options.faults => self.fault(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn random_way(&mut self) -> Way {
+        (self.rng.below(self.links.len() as u64) as usize, self.rng.below(2) as usize)
+    }
+
+    fn working(&mut self, (link, side): Way) -> Option<&mut Open> {
+        self.links[link].sides[side]
+            .open
+            .as_mut()
+            .filter(|open| !open.ending && open.session.end_reason().is_none())
+    }
+
+    fn submit(&mut self) -> Check {
+        let way @ (link, side) = self.random_way();
+        let now = self.now();
+        let Some(limit) = self.working(way).map(|open| open.session.message_limit()) else { return Ok(()) };
+        let [local, remote] = [self.links[link].nodes[side], self.links[link].nodes[1 - side]];
+        let (lanes, epoch) = (self.links[link].shape.lanes, self.links[link].epoch);
+        let poisoned = self.options.faults && self.rng.chance(1, 150);
+        let notified = self.rng.chance(2, 3);
+        let recipe =
+            Recipe { rng: &mut self.rng, cells: &mut self.cells, local, remote, lanes, epoch, poisoned };
+        let Some(work) = recipe.work(notified)? else { return Ok(()) };
+        let id = self.checker.new_id();
+        let len = self.message_len(limit);
+        let text = notified.then(|| message(id, len));
+        let Some(open) = self.working(way) else { return Ok(()) };
+        match open.session.submit(now, id, Arc::new(work.prepared), text.as_deref()) {
+            Ok(()) => {
+                self.links[link].faulted |= work.xfer.poisoned;
+                self.checker.submitted(way, id, work.xfer);
+                self.pump(way)
+            }
+            Err(SubmitError::TooManyTransfers { .. } | SubmitError::TooManyNotifications { .. }) => {
+                self.discard(&work.xfer);
+                Ok(())
+            }
+            Err(error) => Err(format!("{way:?}: transfer {id} was not accepted: {error}")),
+        }
+    }
+
+    fn discard(&mut self, xfer: &Xfer) {
+        for piece in &xfer.pieces {
+            self.cells[piece.local.node].give(piece.local);
+            self.cells[piece.remote.node].give(piece.remote);
+        }
+    }
+
+    fn message_len(&mut self, limit: usize) -> usize {
+        match self.rng.below(6) {
+            0 => limit,
+            1 => 8,
+            _ => self.rng.between(8, limit.min(300) as u64) as usize,
+        }
+    }
+
+    fn notify(&mut self) -> Check {
+        let way @ (link, side) = self.random_way();
+        let limit = baton_core::peer::message_limit(self.links[link].shape.ring_bytes);
+        let (len, now, id) = (self.message_len(limit), self.now(), self.checker.new_id());
+        let text = message(id, len);
+        let forever = Nanos(u64::MAX - 1);
+        if !self.links[link].nodes.iter().all(|node| self.alive[*node]) {
+            return Ok(());
+        }
+        let result = match &mut self.links[link].sides[side] {
+            Side { open: Some(open), .. } if open.ending || open.session.end_reason().is_some() => {
+                return Ok(());
+            }
+            Side { open: Some(open), .. } => open.session.notify(now, &text, forever),
+            Side { carry, .. } => carry.queue(&text, forever, limit),
+        };
+        match result {
+            Ok(_) => {
+                self.checker.notified(way, id);
+                self.pump(way)
+            }
+            Err(SubmitError::TooManyNotifications { .. }) => Ok(()),
+            Err(error) => Err(format!("{way:?}: notification {id} was not accepted: {error}")),
+        }
+    }
+
+    fn pop_some(&mut self) -> Check {
+        let way = self.random_way();
+        let most = self.rng.between(1, 8);
+        self.pop(way, most as usize)
+    }
+
+    fn pop(&mut self, way @ (link, side): Way, most: usize) -> Check {
+        let Side { open, carry, inbox } = &mut self.links[link].sides[side];
+        let n = most.min(inbox.len());
+        let bytes: u64 = inbox.drain(..n).map(|len| len as u64).sum();
+        if n == 0 {
+            return Ok(());
+        }
+        self.busy = true;
+        match open {
+            Some(open) => open.session.on_popped(n as u64, bytes),
+            None => carry.on_popped(n as u64, bytes),
+        }
+        self.pump(way)
+    }
+
+    fn cancel(&mut self) -> Check {
+        let way = self.random_way();
+        let pending = self.checker.pending(way);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let id = pending[self.rng.below(pending.len() as u64) as usize];
+        let Some(open) = self.working(way) else { return Ok(()) };
+        if open.session.cancel(id) == CancelOutcome::NotFound {
+            return Err(format!("{way:?}: transfer {id} is pending, but not found by cancel"));
+        }
+        self.pump(way)
+    }
+
+    /// What a driver does now and then: credit out, credit in, deadlines.
+    fn look_around(&mut self) -> Check {
+        let way = self.random_way();
+        let flush = self.rng.chance(1, 2);
+        self.look(way, flush)
+    }
+
+    fn look(&mut self, way: Way, flush: bool) -> Check {
+        let now = self.now();
+        let Some(open) = self.working(way) else { return Ok(()) };
+        if flush {
+            open.session.flush_credit();
+        }
+        if open.session.waits_for_credit() || flush {
+            open.session.poll_credit(now, &open.memory);
+        }
+        self.pump(way)
+    }
+
+    fn fault(&mut self) {
+        let way @ (link, side) = self.random_way();
+        let [a, b] = self.links[link].nodes;
+        match self.rng.below(40) {
+            0..=9 => {
+                let Some(open) = self.working(way) else { return };
+                let count = open.endpoints.len() as u64;
+                let nth = self.rng.below(count) as usize;
+                let Some(endpoint) = self.working(way).map(|open| open.endpoints[nth]) else { return };
+                self.links[link].faulted = true;
+                self.world.kill_endpoint(self.links[link].nodes[side], endpoint);
+            }
+            // Short enough to be survived.
+            10..=19 => self.world.partition(a, b, self.rng.between(1_000, self.retry_timeout_ns / 4)),
+            20..=22 => {
+                let duration = self.rng.between(1, 3) * self.retry_timeout_ns;
+                self.world.partition(a, b, duration);
+                self.links[link].suspect_until = self.world.now_ns() + duration + 4 * self.retry_timeout_ns;
+            }
+            23..=32 => self.world.stall(a, self.rng.between(1_000, self.retry_timeout_ns / 4)),
+            33..=36 => self.tell(link, side, EndReason::PeerFenced("by the test".into())),
+            37 if self.step > self.options.steps / 2 => self.kill_node(a),
+            _ => {}
+        }
+    }
+
+    fn tell(&mut self, link: usize, side: usize, reason: EndReason) {
+        self.links[link].faulted = true;
+        let delay = self.rng.between(1_000, 500_000);
+        let epoch = self.links[link].epoch;
+        self.schedule(delay, Later::Told { link, side, epoch, reason });
+    }
+
+    fn kill_node(&mut self, node: usize) {
+        if !std::mem::replace(&mut self.alive[node], false) {
+            return;
+        }
+        self.world.kill_node(node);
+        for link in 0..self.links.len() {
+            let Some(side) = self.links[link].nodes.iter().position(|n| *n == node) else { continue };
+            if self.links[link].sides[side].open.take().is_some() {
+                self.routes.retain(|_, way| *way != (link, side));
+            }
+            self.tell(link, 1 - side, EndReason::PeerGone("lifeline ended".into()));
+        }
+    }
+
+    // ---- driving
+
+    fn schedule(&mut self, delay_ns: u64, what: Later) {
+        self.tick += 1;
+        self.later.insert((self.world.now_ns() + delay_ns, self.tick), what);
+    }
+
+    fn open(&mut self, link: usize) -> Check {
+        let [a, b] = self.links[link].nodes;
+        if !self.alive[a] || !self.alive[b] {
+            return Ok(());
+        }
+        let fabrics = [&self.fabrics[a], &self.fabrics[b]];
+        self.links[link].open(&self.world, fabrics)?;
+        self.epochs += 1;
+        for side in [0, 1] {
+            let node = self.links[link].nodes[side];
+            let Some(open) = &self.links[link].sides[side].open else { continue };
+            for endpoint in &open.endpoints {
+                self.routes.insert((node, *endpoint), (link, side));
+            }
+            self.pump((link, side))?;
+        }
+        Ok(())
+    }
+
+    /// What is due now: lifelines, reopenings, deadlines, ends that have become quiet.
+    fn due(&mut self) -> Check {
+        let now = self.now();
+        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now.0) {
+            self.busy = true;
+            match entry.remove() {
+                Later::Reopen { link } => self.open(link)?,
+                Later::Told { link, side, epoch, reason } => {
+                    if self.links[link].epoch == epoch {
+                        self.end((link, side), reason)?;
+                    }
+                }
+            }
+        }
+        for link in 0..self.links.len() {
+            for side in [0, 1] {
+                let Some(open) = &mut self.links[link].sides[side].open else { continue };
+                if open.ending {
+                    self.finish_end((link, side))?;
+                } else if open.session.next_timeout().is_some_and(|at| at <= now) {
+                    open.session.on_timeout(now);
+                    self.pump((link, side))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up to `most` completions of a node.
+    fn poll(&mut self, node: usize, most: usize) -> Check {
+        let mut out = vec![Completion::EMPTY; most];
+        let n = self.fabrics[node].poll(&mut out);
+        for completion in &out[..n] {
+            self.busy = true;
+            let Some(way) = self.routes.get(&(node, completion.endpoint)).copied() else {
+                return Err(format!("node {node}: a completion of nobody's endpoint: {completion:?}"));
+            };
+            let now = self.now();
+            if let Some(open) = &mut self.links[way.0].sides[way.1].open {
+                open.session.on_completion(now, completion, &open.memory);
+            }
+            self.pump(way)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out what a session wants, and hears what it has to tell.
+    fn pump(&mut self, way @ (link, side): Way) -> Check {
+        let now = self.now();
+        let node = self.links[link].nodes[side];
+        let mut ended = None;
+        if let Some(open) = &mut self.links[link].sides[side].open {
+            self.busy |= open.act(now, &self.fabrics[node])?;
+        }
+        while let Some(event) = self.links[link].sides[side].open.as_mut().and_then(Open::next_event) {
+            self.busy = true;
+            match event {
+                Event::XferDone { token, result } => {
+                    self.checker.ended(way, token, result, false, &mut self.cells)?
+                }
+                Event::Delivered { message } => {
+                    self.checker.delivered((link, 1 - side), &message, &mut self.cells)?;
+                    self.links[link].sides[side].inbox.push_back(message.len());
+                }
+                Event::NotifyExpired { seq } => {
+                    return Err(format!("{way:?}: {seq:?} expired, without a deadline"));
+                }
+                Event::EndEpoch { reason } => ended = Some(reason),
+            }
+        }
+        match ended {
+            Some(reason) => self.end(way, reason),
+            None => Ok(()),
+        }
+    }
+
+    /// Steps 1 and 2 of the end of an epoch on one side, and FENCE to the other.
+    fn end(&mut self, (link, side): Way, reason: EndReason) -> Check {
+        let state = &mut self.links[link];
+        let explained = state.faulted || state.suspect_until > self.world.now_ns();
+        if !explained {
+            return Err(format!("{:?}: the epoch ended without a fault: {reason}", (link, side)));
+        }
+        let violation = matches!(
+            reason,
+            EndReason::Violation(_) | EndReason::BadCompletion { .. } | EndReason::Stalled { .. }
+        );
+        if violation {
+            return Err(format!("{:?}: the protocol broke: {reason}", (link, side)));
+        }
+        let node = state.nodes[side];
+        let Some(open) = state.sides[side].open.as_mut().filter(|open| !open.ending) else { return Ok(()) };
+        open.fence(&self.fabrics[node]);
+        self.tell(link, 1 - side, EndReason::PeerFenced(reason.to_string()));
+        Ok(())
+    }
+
+    /// Steps 3 to 6, once the endpoints are quiet.
+    fn finish_end(&mut self, way @ (link, side): Way) -> Check {
+        let node = self.links[link].nodes[side];
+        let fabric = Arc::clone(&self.fabrics[node]);
+        let quiet = self.links[link].sides[side].open.as_ref().is_some_and(|open| open.is_quiet(&fabric));
+        if !quiet || self.rng.chance(1, 2) {
+            return Ok(());
+        }
+        while !fabric.arm() {
+            self.poll(node, 64)?;
+        }
+        let Some(open) = self.links[link].sides[side].open.take() else { return Ok(()) };
+        self.busy = true;
+        self.routes.retain(|_, other| *other != way);
+        let closed = open.close(&fabric, EndReason::PeerFenced("told by the peer".into()))?;
+        self.reached.add(&closed.counters);
+        for (token, failure) in closed.failed {
+            self.checker.ended(way, token, Err(failure), true, &mut self.cells)?;
+        }
+        self.links[link].sides[side].carry = closed.carry;
+        let state = &self.links[link];
+        if state.sides.iter().all(|side| side.open.is_none()) {
+            let survivors = [0, 1].map(|side| self.alive[state.nodes[side]]);
+            self.checker.epoch_closed(link, state.epoch, survivors, &mut self.cells)?;
+            let delay = self.rng.between(10_000, 2_000_000);
+            self.schedule(delay, Later::Reopen { link });
+        }
+        Ok(())
+    }
+
+    // ---- rest
+
+    /// No more work and no more faults: everything must come to its end.
+    fn come_to_rest(&mut self) -> Check {
+        // Virtual time is free, so the limit is on turns in which nothing happens.
+        let mut idle_turns = 0;
+        while idle_turns < 8 {
+            self.step += 1;
+            self.busy = false;
+            for _ in 0..16 {
+                self.busy |= self.world.step();
+            }
+            self.due()?;
+            for node in 0..self.fabrics.len() {
+                self.poll(node, 64)?;
+            }
+            for link in 0..self.links.len() {
+                for side in [0, 1] {
+                    self.pop((link, side), usize::MAX)?;
+                    if self.world.next_event_ns().is_none() {
+                        self.look((link, side), true)?;
+                    }
+                }
+            }
+            if self.world.next_event_ns().is_none() && !self.busy {
+                match self.later.keys().next().map(|(at, _)| *at) {
+                    Some(at) => self.world.advance_to_ns(at),
+                    None => idle_turns += 1,
+                }
+            } else {
+                idle_turns = 0;
+            }
+            if self.step > self.options.steps + 2_000_000 {
+                return Err("it never comes to rest".into());
+            }
+        }
+        self.expect_idle()
+    }
+
+    fn expect_idle(&self) -> Check {
+        for link in &self.links {
+            let alive = link.nodes.iter().all(|node| self.alive[*node]);
+            if alive && !link.is_open() {
+                return Err(format!("{:?}: at rest, but not open", link.nodes));
+            }
+            for side in link.sides.iter().filter_map(|side| side.open.as_ref()).filter(|_| alive) {
+                if !side.session.is_idle() {
+                    let stats = side.session.stats();
+                    return Err(format!(
+                        "{:?}: stuck: {:?} {:?}",
+                        link.nodes, stats.waiters, stats.endpoints
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
