@@ -85,6 +85,7 @@ impl Candidate {
 pub(crate) struct Counters {
     pub orphan_completions: AtomicU64,
     pub notifications_expired: AtomicU64,
+    pub notifications_lost: AtomicU64,
     pub epochs_ended: AtomicU64,
     pub sessions_opened: AtomicU64,
     pub partial_inbound: AtomicU64,
@@ -280,29 +281,35 @@ impl Driver {
             LoadEffect::ReplacedInstance { old } => self.shared.unbind(&old, EndReason::PeerRestarted),
             LoadEffect::New | LoadEffect::Same => {}
         }
-        let peer = self.shared.peer_for(instance, &name_inside)?;
-        peer.rename(&name_inside);
+        // A peer may be forgotten between the look-up and its lock.
+        while !self.adopt(&self.shared.peer_for(instance, &name_inside)?, &name_inside, &bound, &key) {}
+        Ok(())
+    }
+
+    /// Gives a peer its connection information. `false`: it was forgotten in the meantime.
+    fn adopt(&self, peer: &Arc<Peer>, name: &str, info: &Option<Arc<ConnInfo>>, key: &SessionKey) -> bool {
         let mut state = peer.state.lock();
-        state.info = bound;
+        if state.forgotten {
+            return false;
+        }
+        peer.rename(name);
+        state.info.clone_from(info);
         peer.bound.store(true, Ordering::Release);
         // A session that the peer opened before may carry outgoing work only once it has proved who it is.
         let wrong = match &mut state.conn {
             Conn::Open(channel) if !channel.verified => {
-                channel.verified = channel.identity.as_ref().is_some_and(|identity| identity.verify(&key));
+                channel.verified = channel.identity.as_ref().is_some_and(|identity| identity.verify(key));
                 !channel.verified
             }
             _ => false,
         };
         if wrong {
-            let reason = EndReason::PeerGone(
-                "the session's other end does not prove to be the instance it claims".into(),
-            );
-            self.shared.end_epoch(&peer, &mut state, reason);
+            let why = "the session's other end does not prove to be the instance it claims".into();
+            self.shared.end_epoch(peer, &mut state, EndReason::PeerGone(why));
         }
-        let now = self.shared.clock.now();
-        state.release_waiting(now);
-        self.shared.pump(&peer, &mut state);
-        Ok(())
+        state.release_waiting(self.shared.clock.now());
+        self.shared.pump(peer, &mut state);
+        true
     }
 
     /// Connects to a peer now; waits up to `timeout_ms`. `Ok(false)`: still under way.
@@ -474,7 +481,13 @@ impl Shared {
         state.info = None;
         state.retry_at = None;
         state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
-        state.carry = baton_core::notify::Carry::default();
+        // Message numbers start anew with the next session, so the old one must not be resumed.
+        let lost = std::mem::take(&mut state.carry).waiting().len();
+        state.machine.forget_session();
+        if lost > 0 {
+            self.counters.notifications_lost.fetch_add(lost as u64, Ordering::Relaxed);
+            tracing::warn!("{lost} notifications to {} are lost: {reason}", peer.name());
+        }
         let active = state.inflight.iter().any(Option::is_some);
         if active || matches!(reason, EndReason::PeerRestarted) {
             self.end_epoch(&peer, &mut state, reason);
@@ -486,7 +499,7 @@ impl Shared {
     /// Drops a peer that nothing refers to; what must outlive it goes into the epoch book.
     pub fn forget_if_unused(&self, peer: &Arc<Peer>) {
         let mut peers = self.peers.write();
-        let state = peer.state.lock();
+        let mut state = peer.state.lock();
         let unused = matches!(state.conn, Conn::None)
             && state.pending.is_none()
             && state.waiting.is_empty()
@@ -497,6 +510,7 @@ impl Shared {
             && !peer.bound.load(Ordering::Acquire);
         if unused && peers.get(&peer.instance).is_some_and(|known| Arc::ptr_eq(known, peer)) {
             self.epochs.lock().record(peer.instance, state.machine.memory().clone());
+            state.forgotten = true;
             peers.remove(&peer.instance);
         }
     }

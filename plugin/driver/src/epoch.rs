@@ -148,6 +148,7 @@ impl Shared {
                 self.wake_service();
             }
         }
+        self.forget_if_unused(peer);
     }
 
     /// The host's view of why a transfer failed.

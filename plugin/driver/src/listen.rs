@@ -7,14 +7,16 @@ use crate::endpoints::EndpointSet;
 use crate::engine::{Shared, random_bytes, random_u64};
 use crate::err;
 use crate::error::Result;
-use crate::peer::{Conn, Peer};
+use crate::peer::{Conn, Peer, PeerState};
 use baton_core::SessionId;
 use baton_core::handshake::{
     AwaitReady, Decision, Failure, HelloReceived, Link, Listener, Proof, ReadyReceived,
 };
 use baton_core::peer::EndReason;
-use baton_core::wire::{ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken};
-use parking_lot::Mutex;
+use baton_core::wire::{
+    Agreed, ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken,
+};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
@@ -92,6 +94,15 @@ impl HalfOpen {
     }
 }
 
+/// What a connection has come to when READY arrives.
+struct Half {
+    set: EndpointSet,
+    theirs: FabricOffer,
+    agreed: Agreed,
+    stream: TcpStream,
+    reader: FrameReader,
+}
+
 impl Shared {
     /// Accepts what waits at the listener; each connection gets an executor thread.
     pub(crate) fn accept(self: &Arc<Self>) {
@@ -152,9 +163,8 @@ impl Shared {
                 return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
             }
         };
-        let outcome = self.reply(received, &set, &mut stream, &mut reader, deadline, &theirs);
-        match outcome {
-            Ok((ready, agreed)) => self.ready(ready, agreed, set, theirs, stream, reader, deadline),
+        match self.reply(received, &set, &mut stream, &mut reader, deadline, &theirs) {
+            Ok((ready, agreed)) => self.ready(ready, Half { set, theirs, agreed, stream, reader }, deadline),
             Err(e) => {
                 self.abandon(set);
                 Err(e)
@@ -221,7 +231,7 @@ impl Shared {
         reader: &mut FrameReader,
         deadline: Instant,
         theirs: &FabricOffer,
-    ) -> Result<(ReadyReceived, baton_core::wire::Agreed)> {
+    ) -> Result<(ReadyReceived, Agreed)> {
         let hello = received.hello.clone();
         let fresh = SessionId(random_u64().max(1));
         let answer = self
@@ -258,83 +268,100 @@ impl Shared {
         Ok((ready, agreed))
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn ready(
-        self: &Arc<Self>,
-        ready: ReadyReceived,
-        agreed: baton_core::wire::Agreed,
-        set: EndpointSet,
-        theirs: FabricOffer,
-        mut stream: TcpStream,
-        reader: FrameReader,
-        deadline: Instant,
-    ) -> Result<()> {
-        let peer = match self.peer_for(ready.hello.instance, &ready.hello.name) {
-            Ok(peer) => peer,
-            Err(e) => {
-                self.abandon(set);
-                let refusal = Refusal::new(ErrorCode::Limit, e.to_string());
-                return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
-            }
+    /// READY is genuine: asks the peer's machine, drains an old epoch if that is the answer, and opens the session.
+    fn ready(self: &Arc<Self>, ready: ReadyReceived, mut half: Half, deadline: Instant) -> Result<()> {
+        let refused = match self.peer_for(ready.hello.instance, &ready.hello.name) {
+            Err(e) => Refusal::new(ErrorCode::Limit, e.to_string()),
+            Ok(peer) => match self.verdict(&peer, &ready) {
+                Ok((state, proof)) => return self.accept_session(&peer, state, proof, ready, half, deadline),
+                Err(refusal) => refusal,
+            },
         };
+        self.abandon(half.set);
+        refuse(ready.refuse(refused.clone()), refused, &mut half.stream, deadline)
+    }
+
+    /// `Ok` with the peer still locked: the session may open.
+    fn verdict<'a>(
+        self: &Arc<Self>,
+        peer: &'a Arc<Peer>,
+        ready: &ReadyReceived,
+    ) -> std::result::Result<(MutexGuard<'a, PeerState>, Proof), Refusal> {
         let mut state = peer.state.lock();
         let drain_deadline = Instant::now() + self.scaled(DRAIN_WAIT_MS);
         loop {
+            if state.forgotten || self.is_stopping() {
+                return Err(Refusal::new(
+                    ErrorCode::Busy,
+                    "this side is forgetting the peer at this moment; try again",
+                ));
+            }
             let proof = match &state.info {
                 None => Proof::Unknown,
                 Some(info) if ready.identity.verify(&info.key) => Proof::Verified,
                 Some(_) => Proof::Wrong,
             };
-            let decision = state
-                .machine
-                .on_ready(&ready.hello, ready.ready.epoch, proof, |token| ready.proves_resume(token));
-            match decision {
-                Decision::Accept | Decision::AcceptAndYield => {
-                    let identity = Some(ready.identity);
-                    let token = ResumeToken::new(random_bytes());
-                    let (established, frame) =
-                        ready.accept(token).map_err(|e| err!(Protocol, "ACCEPT: {e}"))?;
-                    if !state.machine.accepted(&established) {
-                        drop(state);
-                        self.abandon(set);
-                        return Err(err!(Protocol, "another session with {} came first", peer.name()));
-                    }
-                    let verified = proof == Proof::Verified;
-                    let mut answer = stream.try_clone().map_err(|e| err!(Local, "handshake: {e}"))?;
-                    let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };
-                    // ACCEPT goes out before the lifeline becomes non-blocking and carries anything else.
-                    let sent = send_frame(&mut answer, &frame, deadline);
-                    self.open_session(&peer, state, made, Vec::new());
-                    return sent;
+            let epoch = ready.ready.epoch;
+            match state.machine.on_ready(&ready.hello, epoch, proof, |token| ready.proves_resume(token)) {
+                Decision::Accept | Decision::AcceptAndYield => return Ok((state, proof)),
+                Decision::Refuse(refusal) => return Err(refusal),
+                Decision::Proceed => {
+                    return Err(Refusal::new(ErrorCode::Internal, "READY was answered like HELLO"));
                 }
-                Decision::DrainThenAccept(epoch) => {
-                    if matches!(&state.conn, Conn::Open(channel) if channel.epoch == epoch) {
-                        self.end_epoch(
-                            &peer,
-                            &mut state,
-                            EndReason::PeerFenced("the peer lost this epoch and connects anew".into()),
-                        );
+                Decision::DrainThenAccept(old) => {
+                    if matches!(&state.conn, Conn::Open(channel) if channel.epoch == old) {
+                        let why = "the peer lost this epoch and connects anew".into();
+                        self.end_epoch(peer, &mut state, EndReason::PeerFenced(why));
                     }
                     if peer.changed.wait_until(&mut state, drain_deadline).timed_out() {
-                        drop(state);
-                        self.abandon(set);
-                        let refusal =
-                            Refusal::new(ErrorCode::Busy, "the old epoch is still being drained; try again");
-                        return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
+                        return Err(Refusal::new(
+                            ErrorCode::Busy,
+                            "the old epoch is still being drained; try again",
+                        ));
                     }
-                }
-                Decision::Refuse(refusal) => {
-                    drop(state);
-                    self.abandon(set);
-                    return refuse(ready.refuse(refusal.clone()), refusal, &mut stream, deadline);
-                }
-                Decision::Proceed => {
-                    drop(state);
-                    self.abandon(set);
-                    return Err(err!(Protocol, "READY was answered like HELLO"));
                 }
             }
         }
+    }
+
+    fn accept_session(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        mut state: MutexGuard<'_, PeerState>,
+        proof: Proof,
+        ready: ReadyReceived,
+        half: Half,
+        deadline: Instant,
+    ) -> Result<()> {
+        let identity = Some(ready.identity);
+        let token = ResumeToken::new(random_bytes());
+        let accepted = ready.accept(token).map_err(|e| err!(Protocol, "ACCEPT: {e}")).and_then(
+            |(established, frame)| {
+                let answer = half.stream.try_clone().map_err(|e| err!(Local, "handshake: {e}"))?;
+                if state.machine.accepted(&established) {
+                    Ok((established, frame, answer))
+                } else {
+                    Err(err!(Protocol, "another session with {} came first", peer.name()))
+                }
+            },
+        );
+        let (established, frame, mut answer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                drop(state);
+                self.abandon(half.set);
+                return Err(e);
+            }
+        };
+        let Half { set, theirs, agreed, stream, reader } = half;
+        // ACCEPT goes out before the lifeline carries anything else. The peer may send as soon as it has it: the routes
+        // stand before, and whoever finds completions waits for this lock.
+        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+        let sent = send_frame(&mut answer, &frame, deadline);
+        let verified = proof == Proof::Verified;
+        let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };
+        self.open_session(peer, state, made, Vec::new());
+        sent
     }
 
     /// The peer object of an instance, made if there is none.

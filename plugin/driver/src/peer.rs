@@ -60,6 +60,8 @@ pub(crate) struct PeerState {
     /// Error of the last failed attempt.
     pub last_error: Option<Error>,
     pub epochs_ended: u64,
+    /// Taken out of the engine's table: whoever still holds it must look the instance up again.
+    pub forgotten: bool,
 }
 
 /// The channel of a peer.
@@ -138,6 +140,7 @@ impl Peer {
                 retry_at: None,
                 last_error: None,
                 epochs_ended: 0,
+                forgotten: false,
             }),
             changed: Condvar::new(),
             credit_dirty: AtomicBool::new(false),

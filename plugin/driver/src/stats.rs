@@ -49,6 +49,7 @@ impl Shared {
             "accepts_dropped": read(&c.accepts_dropped),
             "orphan_completions": read(&c.orphan_completions),
             "notifications_expired": read(&c.notifications_expired),
+            "notifications_lost": read(&c.notifications_lost),
             "partial_inbound": read(&c.partial_inbound),
             "revokes_unanswered": read(&c.revokes_unanswered),
         })

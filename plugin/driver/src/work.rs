@@ -66,7 +66,7 @@ impl Driver {
             match fabric.register(memory) {
                 Ok(made) => keys.push(made),
                 Err(e) => {
-                    shared.fabrics.iter().zip(&keys).for_each(|(fabric, keys)| fabric.revoke(*keys));
+                    shared.unregister(&keys);
                     return Err(Error::new(
                         Error::from(e.clone()).code,
                         format!("fabric {}: {e}", fabric.name()),
@@ -85,7 +85,7 @@ impl Driver {
                 Ok(handle.0)
             }
             (outcome, _) => {
-                shared.fabrics.iter().zip(&keys).for_each(|(fabric, keys)| fabric.revoke(*keys));
+                shared.unregister(&keys);
                 Err(outcome
                     .err()
                     .unwrap_or_else(|| err!(Local, "the region vanished while it was registered")))
@@ -230,6 +230,15 @@ impl Driver {
 }
 
 impl Shared {
+    /// Takes a registration back that nobody has seen yet.
+    fn unregister(&self, keys: &[Keys]) {
+        for (fabric, keys) in self.fabrics.iter().zip(keys) {
+            if let Err(e) = fabric.deregister(*keys, Instant::now() + DEREGISTER_LIMIT) {
+                tracing::error!("taking back a registration on fabric {}: {e}", fabric.name());
+            }
+        }
+    }
+
     fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
         if !peer.bound.load(Ordering::Acquire) {
             return Err(err!(

@@ -1,0 +1,262 @@
+//! Two engines of one process over each software fabric.
+
+mod common;
+
+use baton_driver::{Code, Status};
+use baton_fabric::Op;
+use common::*;
+use std::time::Instant;
+
+macro_rules! on_each_fabric {
+    ($($(#[$attr:meta])* fn $name:ident($fabric:ident) $body:block)*) => {
+        $($(#[$attr])* fn $name($fabric: &str) $body)*
+        mod local { $(#[test] fn $name() { super::$name("local"); })* }
+        mod tcp { $(#[test] fn $name() { super::$name("tcp"); })* }
+    };
+}
+
+on_each_fabric! {
+    fn a_written_block_list_arrives_whole_and_its_notification_after_it(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 256 * 1024, 1), Buffer::new(&b, 256 * 1024, 2));
+        let imported = import(&a, "b", &b, &target);
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, imported, 4096);
+        a.post(&xfer, Some(b"landed")).expect("post");
+        let n = notification(&b);
+        assert_eq!((&*n.name, &n.message[..]), ("a", &b"landed"[..]));
+        assert_eq!(target.read(), reversed(&source.read(), 4096));
+        done(&a, &xfer);
+        source.assert_guards();
+        target.assert_guards();
+    }
+
+    fn a_read_fetches_every_byte_and_tells_the_owner(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (local, remote) = (Buffer::new(&a, 1 << 20, 3), Buffer::new(&b, 1 << 20, 4));
+        let imported = import(&a, "b", &b, &remote);
+        let xfer = scattered(&a, Op::Read, "b", &local, &remote, imported, 8192);
+        a.post(&xfer, Some(b"free them")).expect("post");
+        done(&a, &xfer);
+        assert_eq!(local.read(), reversed(&remote.read(), 8192));
+        assert_eq!(notification(&b).message, b"free them");
+        local.assert_guards();
+        remote.assert_guards();
+    }
+
+    fn a_target_that_calls_nothing_is_served(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 64 << 20, 5), Buffer::new(&b, 64 << 20, 6));
+        let imported = import(&a, "b", &b, &target);
+        let write = scattered(&a, Op::Write, "b", &source, &target, imported, 1 << 20);
+        a.post(&write, None).expect("post");
+        done(&a, &write);
+        assert_eq!(target.read(), reversed(&source.read(), 1 << 20));
+        target.assert_guards();
+    }
+
+    fn a_transfer_is_posted_again_with_new_data_and_another_message(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 65536, 7), Buffer::new(&b, 65536, 8));
+        let imported = import(&a, "b", &b, &target);
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, imported, 512);
+        for round in 0..200u32 {
+            a.post(&xfer, Some(&round.to_le_bytes())).expect("post");
+            done(&a, &xfer);
+            assert_eq!(notification(&b).message, round.to_le_bytes());
+        }
+        assert_eq!(target.read(), reversed(&source.read(), 512));
+    }
+
+    fn posting_an_active_transfer_is_refused_and_harmless(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 32 << 20, 9), Buffer::new(&b, 32 << 20, 10));
+        let imported = import(&a, "b", &b, &target);
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, imported, 1 << 20);
+        a.post(&xfer, None).expect("post");
+        assert_eq!(a.post(&xfer, None).expect_err("active").code, Code::RepostActive);
+        done(&a, &xfer);
+        assert_eq!(target.read(), reversed(&source.read(), 1 << 20));
+    }
+
+    fn both_sides_connect_at_once_and_end_with_one_session(fabric) {
+        for round in 0..10 {
+            let (a, b) = pair(&[fabric]);
+            let (x, y) = (Buffer::new(&a, 4096, round), Buffer::new(&b, 4096, round + 1));
+            let to_b = scattered(&a, Op::Write, "b", &x, &y, import(&a, "b", &b, &y), 4096);
+            let to_a = scattered(&b, Op::Read, "a", &y, &x, import(&b, "a", &a, &x), 4096);
+            a.post(&to_b, Some(b"ab")).expect("post");
+            b.post(&to_a, Some(b"ba")).expect("post");
+            done(&a, &to_b);
+            done(&b, &to_a);
+            assert_eq!(notification(&a).message, b"ba");
+            assert_eq!(notification(&b).message, b"ab");
+            assert_eq!(x.read(), y.read());
+        }
+    }
+
+    fn standalone_notifications_keep_their_order(fabric) {
+        let (a, b) = pair(&[fabric]);
+        for i in 0..2000u32 {
+            let deadline = Instant::now() + WATCHDOG;
+            while let Err(e) = a.notify("b", &i.to_le_bytes()) {
+                assert_eq!(e.code, Code::Limit, "{e}");
+                assert!(Instant::now() < deadline, "{}", a.stats());
+                a.progress().expect("progress");
+            }
+        }
+        for i in 0..2000u32 {
+            assert_eq!(notification(&b).message, i.to_le_bytes());
+        }
+    }
+
+    fn an_empty_message_and_an_empty_transfer_are_delivered(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 64, 1), Buffer::new(&b, 64, 2));
+        let imported = import(&a, "b", &b, &target);
+        let before = target.read();
+        let nothing = a.create_xfer(Op::Write, "b", &[source.desc(0, 0, source.region)], &[target.desc(3, 0, imported)]).expect("create");
+        a.post(&nothing, Some(b"")).expect("post");
+        assert_eq!(notification(&b).message, b"");
+        done(&a, &nothing);
+        a.post(&nothing, None).expect("post");
+        done(&a, &nothing);
+        assert_eq!(target.read(), before);
+    }
+
+    fn a_message_over_the_limit_is_refused_with_both_sizes(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, target) = (Buffer::new(&a, 64, 1), Buffer::new(&b, 64, 2));
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 64);
+        for connected in [false, true] {
+            let error = a.post(&xfer, Some(&vec![7; 100_000])).expect_err("too long");
+            assert_eq!(error.code, Code::Limit);
+            assert!(error.text.contains("100000"), "{error}");
+            assert_eq!(a.notify("b", &vec![7; 100_000]).expect_err("too long").code, Code::Limit);
+            if !connected {
+                a.post(&xfer, Some(b"short")).expect("post");
+                done(&a, &xfer);
+                assert_eq!(notification(&b).message, b"short");
+            }
+        }
+    }
+
+    fn after_deregister_returns_no_byte_lands(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (source, mut target) = (Buffer::new(&a, 64 << 20, 11), Buffer::new(&b, 64 << 20, 12));
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 1 << 20);
+        a.post(&xfer, Some(b"never mind")).expect("post");
+        // Once the first bytes are there, the rest is on its way.
+        let untouched = target.read_first();
+        let deadline = Instant::now() + WATCHDOG;
+        while target.read_first() == untouched {
+            a.progress().expect("progress");
+            assert!(Instant::now() < deadline, "{}", a.stats());
+        }
+        b.deregister(target.region).expect("deregister");
+        target.fill(0x5A);
+        match wait(&a, &xfer) {
+            Status::Done => {}
+            Status::Failed(e) => assert_eq!(e.code, Code::RemoteDisconnect, "{e}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(target.read().iter().all(|byte| *byte == 0x5A), "bytes landed after deregister");
+        target.assert_guards();
+        let error = a.post(&xfer, None).expect_err("withdrawn");
+        assert_eq!(error.code, Code::NotFound, "{error}");
+    }
+
+    fn an_engine_that_goes_away_fails_its_peers_transfers_and_another_of_its_name_works(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let source = Buffer::new(&a, 4096, 13);
+        {
+            let target = Buffer::new(&b, 4096, 14);
+            let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 4096);
+            a.post(&xfer, None).expect("post");
+            done(&a, &xfer);
+            drop(b);
+            match a.post(&xfer, None) {
+                Ok(()) => match wait(&a, &xfer) {
+                    Status::Failed(e) => assert_eq!(e.code, Code::RemoteDisconnect, "{e}"),
+                    other => panic!("{other:?}"),
+                },
+                Err(e) => assert_eq!(e.code, Code::RemoteDisconnect, "{e}"),
+            }
+        }
+        let b = engine("b", &[fabric]);
+        a.load_remote(Some("b"), b.conn_info()).expect("load the new b");
+        let target = Buffer::new(&b, 4096, 15);
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 4096);
+        a.post(&xfer, Some(b"again")).expect("post");
+        done(&a, &xfer);
+        assert_eq!(notification(&b).message, b"again");
+        assert_eq!(target.read(), source.read());
+    }
+
+    fn many_threads_post_to_one_peer_over_one_handshake(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let buffers: Vec<_> = (0..16).map(|i| (Buffer::new(&a, 16384, i), Buffer::new(&b, 16384, 100 + i))).collect();
+        std::thread::scope(|scope| {
+            for (source, target) in &buffers {
+                let (a, b) = (&a, &b);
+                scope.spawn(move || {
+                    let xfer = scattered(a, Op::Write, "b", source, target, import(a, "b", b, target), 1024);
+                    for _ in 0..20 {
+                        a.post(&xfer, Some(b"x")).expect("post");
+                        done(a, &xfer);
+                    }
+                });
+            }
+        });
+        for _ in 0..16 * 20 {
+            assert_eq!(notification(&b).message, b"x");
+        }
+        for (source, target) in &buffers {
+            assert_eq!(target.read(), reversed(&source.read(), 1024));
+        }
+        let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("json");
+        assert_eq!(stats["counters"]["sessions_opened"], 1, "{stats}");
+    }
+}
+
+#[test]
+fn a_transfer_to_itself_needs_no_session() {
+    let a = engine("a", &["tcp"]);
+    let (source, target) = (Buffer::new(&a, 3 << 20, 1), Buffer::new(&a, 3 << 20, 2));
+    let imported = import(&a, "a", &a, &target);
+    let xfer = scattered(&a, Op::Write, "a", &source, &target, imported, 1 << 20);
+    a.post(&xfer, Some(b"me")).expect("post");
+    done(&a, &xfer);
+    let n = notification(&a);
+    assert_eq!((&*n.name, &n.message[..]), ("a", &b"me"[..]));
+    assert_eq!(target.read(), reversed(&source.read(), 1 << 20));
+    a.notify("a", b"alone").expect("notify");
+    assert_eq!(notification(&a).message, b"alone");
+}
+
+#[test]
+fn bad_descriptors_are_refused_by_index_and_the_engine_goes_on() {
+    let (a, b) = pair(&["tcp"]);
+    let (source, target) = (Buffer::new(&a, 4096, 1), Buffer::new(&b, 4096, 2));
+    let imported = import(&a, "b", &b, &target);
+    let (l, r) = (source.desc(0, 64, source.region), target.desc(0, 64, imported));
+    let refused =
+        |locals: &[_], remotes: &[_]| a.create_xfer(Op::Write, "b", locals, remotes).err().expect("refused");
+    assert_eq!(refused(&[l], &[]).code, Code::InvalidParam);
+    let out = refused(&[l, source.desc(4090, 64, source.region)], &[r, r]);
+    assert!(out.text.contains("descriptor 1") && out.text.contains("local"), "{out}");
+    let out = refused(&[l], &[target.desc(4096, 64, imported)]);
+    assert!(out.text.contains("descriptor 0") && out.text.contains("remote"), "{out}");
+    let mut over = l;
+    (over.addr, over.len_bytes) = (u64::MAX - 10, 64);
+    assert_eq!(refused(&[over], &[r]).code, Code::InvalidParam);
+    assert_eq!(refused(&[source.desc(0, 32, source.region)], &[r]).code, Code::InvalidParam);
+    assert_eq!(refused(&[source.desc(0, 64, 12345)], &[r]).code, Code::NotFound);
+    assert_eq!(refused(&[l], &[target.desc(0, 64, 12345)]).code, Code::NotFound);
+    assert_eq!(a.create_xfer(Op::Write, "nobody", &[l], &[r]).err().expect("refused").code, Code::NotFound);
+    assert_eq!(a.load_remote(None, b"garbage").expect_err("refused").code, Code::InvalidParam);
+    assert_eq!(a.import("b", b"garbage").expect_err("refused").code, Code::InvalidParam);
+    let good = a.create_xfer(Op::Write, "b", &[l], &[r]).expect("create");
+    a.post(&good, None).expect("post");
+    done(&a, &good);
+    assert_eq!(target.read()[..64], source.read()[..64]);
+}
