@@ -5,6 +5,7 @@ socket pair: between two calls the peer's thread waits for the next one and call
 """
 
 import ctypes
+import importlib
 import os
 import pickle
 import signal
@@ -28,6 +29,7 @@ BACKEND = os.environ.get("NIXL_TEST_BACKEND", "BATON")
 GUARD = 4096  # sentinel bytes on both sides of every buffer
 ODD = 64  # buffers do not start on a page: vLLM's do not either
 SENTINEL = 0xA5
+HERE = os.path.dirname(os.path.abspath(__file__))
 DEADLINE_S = float(os.environ.get("NIXL_TEST_DEADLINE_S", "30"))
 
 
@@ -119,6 +121,10 @@ class Side:
     def checksum(self, number):
         return zlib.crc32(self.content(number))
 
+    def slice_checksum(self, number, size):
+        assert self.buffers[number].guards_intact(), f"{self.name}: bytes around buffer {number} were overwritten"
+        return zlib.crc32(self.buffers[number].bytes[:size])
+
     # -- what agents tell each other --
 
     def metadata(self):
@@ -158,7 +164,7 @@ class Side:
         return messages[:count]
 
     def send(self, name, message):
-        self.agent.send_notif(name, message, self.backend)
+        self.agent.send_notif(name, message)
 
     # -- transfers --
 
@@ -262,14 +268,14 @@ class PeerError(Exception):
 
 
 class Peer:
-    """A `Side` in a process of its own; unknown attributes are methods that run there."""
+    """A `Side` in a process of its own; unknown attributes are methods that run there. `role` may name a subclass."""
 
-    def __init__(self, name, env=None, **options):
+    def __init__(self, name, env=None, role="side:Side", **options):
         ours, theirs = socket.socketpair()
         ours.settimeout(2 * DEADLINE_S)
         self.name = name
         self.connection = ours
-        command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno())]
+        command = [sys.executable, os.path.join(HERE, "side.py"), str(theirs.fileno()), role]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, **(env or {})})
         theirs.close()
         self.call("__init__", name, **options)
@@ -318,14 +324,16 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def serve(connection):
+def serve(connection, role):
     """The peer's main loop: nothing of NIXL is called but what is asked for."""
+    module, name = role.split(":")
+    kind = getattr(importlib.import_module(module), name)
     side = None
     while (request := receive_object(connection)) is not None:
         method, args, kwargs = request
         try:
             if method == "__init__":
-                side, value = Side(*args, **kwargs), None
+                side, value = kind(*args, **kwargs), None
             else:
                 value = getattr(side, method)(*args, **kwargs)
             send_object(connection, (True, value))
@@ -335,4 +343,4 @@ def serve(connection):
 
 if __name__ == "__main__":
     die_with_parent()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,2 +1,96 @@
-//! The project's own commands.
-fn main() {}
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test` and their helpers.
+//!
+//! Each command does its own set-up: system packages when it runs as root (else it prints the command to run), a private
+//! Python environment with the stock NIXL wheel under `target/`, and the release build of the plugin.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod artifacts;
+mod bench;
+mod demo;
+mod elf;
+mod header;
+mod nixl_sys;
+mod run;
+mod setup;
+mod suite;
+mod tidy;
+mod wheel;
+
+use run::Outcome;
+
+/// Baton's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", disable_help_subcommand = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The main job: KV blocks cross between two stock NIXL agents in two processes.
+    Demo {
+        /// A small cache: seconds instead of a minute on a slow machine.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Everything CI runs: format, lints, licences, unit tests, ELF checks, NIXL wheels, NIXL's own test suite.
+    Test {
+        /// Also what takes long: large swarms and stopped peers.
+        #[arg(long)]
+        long: bool,
+        /// Only the steps whose name contains this text.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Builds in release and prints the directory to put in NIXL_PLUGIN_DIR.
+    PluginDir,
+    /// Benchmarks.
+    Bench {
+        #[command(subcommand)]
+        which: BenchWhich,
+    },
+    /// Writes bindings/c/include/baton.h from the Rust definitions.
+    Header {
+        /// Only compares; fails when the committed file is not what would be written.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Checks the layout of the tree: who names whom, where unsafe stands, how long files are.
+    Tidy,
+}
+
+#[derive(Subcommand)]
+enum BenchWhich {
+    /// Baton against stock UCX through the stock NIXL API, two processes.
+    Nixl(bench::Options),
+}
+
+fn dispatch(command: Command) -> Outcome<()> {
+    match command {
+        Command::Demo { quick } => demo::run(quick),
+        Command::Test { long, only } => suite::all(long, only.as_deref()),
+        Command::PluginDir => {
+            let dir: PathBuf = artifacts::plugin_dir()?;
+            println!("{}", dir.display());
+            Ok(())
+        }
+        Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
+        Command::Header { check } => header::run(check),
+        Command::Tidy => tidy::run(),
+    }
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("xtask: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `cargo xtask test`: everything CI runs, step by step. All steps run even when one fails, so one run tells everything.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::run::{Outcome, cargo, minutes, probe, root, run, say, target_dir};
+use crate::{artifacts, elf, header, nixl_sys, tidy, wheel};
+
+struct Step {
+    name: &'static str,
+    run: fn(long: bool) -> Outcome<()>,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "format", run: |_| format() },
+    Step { name: "tidy", run: |_| tidy::run() },
+    Step { name: "lints", run: |_| lints() },
+    Step { name: "header", run: |_| header::run(true) },
+    Step { name: "licences", run: |_| licences() },
+    Step { name: "unit tests", run: |_| unit_tests() },
+    Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
+    Step { name: "wheels", run: |long| wheel::scenarios(&artifacts::plugin_dir()?, long) },
+    Step { name: "nixl-sys", run: |_| nixl_sys::conformance(&artifacts::plugin_dir()?) },
+];
+
+/// Runs every step, or those whose name contains `only`.
+pub fn all(long: bool, only: Option<&str>) -> Outcome<()> {
+    crate::setup::nixl_base()?;
+    let mut failed = Vec::new();
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    let wanted = STEPS.iter().filter(|step| only.is_none_or(|only| step.name.contains(only)));
+    for step in wanted {
+        say(format!("---- {}", step.name));
+        let started = Instant::now();
+        if let Err(reason) = (step.run)(long) {
+            println!("FAIL {}: {reason}", step.name);
+            failed.push(step.name);
+        }
+        times.push((step.name, started.elapsed()));
+    }
+    for (name, took) in &times {
+        println!(
+            "{:>6.1} s  {name}{}",
+            took.as_secs_f64(),
+            if failed.contains(name) { "  FAILED" } else { "" }
+        );
+    }
+    println!("{} passed, {} failed", times.len() - failed.len(), failed.len());
+    match (times.is_empty(), failed.is_empty()) {
+        (true, _) => Err("no step has that name".to_owned()),
+        (_, true) => Ok(()),
+        _ => Err(format!("failed: {}", failed.join(", "))),
+    }
+}
+
+fn format() -> Outcome<()> {
+    run(cargo().args(["fmt", "--all", "--check"]), minutes(5))
+}
+
+fn lints() -> Outcome<()> {
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
+    run(&mut clippy, minutes(20))
+}
+
+/// Unit, property and cross-process tests, by nextest where it is installed.
+fn unit_tests() -> Outcome<()> {
+    // The tests that load libraries find them in the release directory or build them; both want them fresh.
+    artifacts::build()?;
+    let mut tests = cargo();
+    if probe(cargo().args(["nextest", "--version"])).is_some() {
+        tests.args(["nextest", "run", "--workspace", "--locked", "--no-fail-fast", "--status-level", "fail"]);
+    } else {
+        tests.args(["test", "--workspace", "--locked", "--no-fail-fast", "--quiet"]);
+    }
+    run(&mut tests, minutes(30))
+}
+
+/// The tool that checks licences and sources is built once, outside git and outside of what `cargo clean` removes.
+fn licences() -> Outcome<()> {
+    let tools = tools_dir();
+    let deny = tools.join("bin/cargo-deny");
+    if probe(Command::new("cargo-deny").arg("--version")).is_none() && !deny.exists() {
+        say("installing cargo-deny (once; some minutes)");
+        let mut install = cargo();
+        install.current_dir("/").args(["install", "--quiet", "--locked", "cargo-deny", "--root"]).arg(&tools);
+        run(install.env("CARGO_TARGET_DIR", target_dir().join("xtask/cargo-deny")), minutes(30))?;
+    }
+    let program = if deny.exists() { deny.into_os_string() } else { "cargo-deny".into() };
+    let ask = |what: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(root()).args(["--log-level", "error", "check"]).args(what);
+        command
+    };
+    run(&mut ask(&["licenses", "bans", "sources"]), minutes(5))?;
+    // The advisory database is a git repository that many machines cannot reach.
+    match probe(&mut ask(&["advisories"])) {
+        Some(_) => say("advisories: none"),
+        None => say("advisories: not checked (or found: run `cargo deny check advisories`)"),
+    }
+    Ok(())
+}
+
+fn tools_dir() -> std::path::PathBuf {
+    let home = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from);
+    let home =
+        home.or_else(|| std::env::var_os("HOME").map(|home| std::path::PathBuf::from(home).join(".cache")));
+    home.unwrap_or_else(target_dir).join("baton-tools")
+}
