@@ -1,6 +1,6 @@
 //! What every entry goes through: no panic crosses the boundary, a forked child touches nothing, an error leaves its text.
 
-use baton_abi::{BATON_ERR_FORKED, BATON_ERR_PANIC, BATON_OK, BatonStatus};
+use baton_abi::{BATON_ERR_FORKED, BATON_ERR_PANIC, BatonStatus};
 use baton_driver::{Code, Error};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -99,9 +99,4 @@ pub fn entry(poison: impl FnOnce(), body: impl FnOnce() -> Result<BatonStatus, E
             BATON_ERR_PANIC
         }
     }
-}
-
-/// For entries that cannot fail.
-pub fn ok(_: ()) -> Result<BatonStatus, Error> {
-    Ok(BATON_OK)
 }

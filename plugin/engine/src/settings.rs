@@ -64,7 +64,10 @@ impl Settings {
                     ));
                 }
                 _ => {
-                    return Err(err!(InvalidParam, "backend {value:?}: valid are auto, one-sided, two-sided"));
+                    return Err(err!(
+                        InvalidParam,
+                        "backend {value:?}: valid are auto, one-sided, two-sided"
+                    ));
                 }
             },
             "fabric" => match value {
