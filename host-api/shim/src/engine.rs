@@ -400,12 +400,14 @@ impl Engine {
         self.inner.choice_json.to_string()
     }
 
-    /// Changes the level of the engine's own records.
+    /// Changes the level of the log.
     pub fn set_log_level(&self, level: Option<Level>) -> Result<(), Error> {
-        let level = level.map_or(0, |l| l as u32);
+        let raw = level.map_or(0, |l| l as u32);
         // SAFETY: the engine lives.
-        let code = unsafe { (self.inner.table().set_log_level)(self.inner.raw, level) };
-        self.inner.check(code).map(drop)
+        let code = unsafe { (self.inner.table().set_log_level)(self.inner.raw, raw) };
+        self.inner.check(code)?;
+        self.inner.sink.set_level(level);
+        Ok(())
     }
 }
 
@@ -612,6 +614,10 @@ impl Drop for Inner {
         self.reap();
         // SAFETY: the last owner; requests that are still busy die with their engine.
         let code = unsafe { (self.table().destroy)(self.raw) };
+        if code == BATON_ERR_FORKED {
+            // Nothing here is ours: the parent has the engine, and its threads are not in this process.
+            return;
+        }
         if code != BATON_OK {
             // Its threads may not have ended: what they may call stays.
             let text = format!("destroy: {}", failure(self.table(), code));

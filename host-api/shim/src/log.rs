@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use baton_abi::{
     BATON_LOG_DEBUG, BATON_LOG_ERROR, BATON_LOG_INFO, BATON_LOG_TRACE, BATON_LOG_WARN, BatonSlice,
@@ -86,7 +87,7 @@ impl std::fmt::Debug for LogTo {
 /// Where the records of one engine go. Its address is given to the engine.
 pub(crate) struct Sink {
     to: To,
-    level: Option<Level>,
+    level: AtomicU32,
     agent: String,
 }
 
@@ -106,16 +107,20 @@ impl Sink {
             LogTo::Function(function) => To::Function(function),
         };
         let level = if matches!(to, To::Tracing) && !explicit { current_of_tracing() } else { level };
-        Sink { to, level, agent: agent.to_owned() }
+        Sink { to, level: AtomicU32::new(level.map_or(0, |l| l as u32)), agent: agent.to_owned() }
+    }
+
+    pub(crate) fn set_level(&self, level: Option<Level>) {
+        self.level.store(level.map_or(0, |l| l as u32), Ordering::Relaxed);
     }
 
     /// The level to ask of the engine, 0 for none.
     pub(crate) fn raw_level(&self) -> u32 {
-        self.level.map_or(0, |l| l as u32)
+        self.level.load(Ordering::Relaxed)
     }
 
     pub(crate) fn log(&self, level: Level, target: &str, message: &str) {
-        if self.level.is_none_or(|most| level > most) {
+        if level as u32 > self.raw_level() {
             return;
         }
         match &self.to {

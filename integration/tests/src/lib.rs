@@ -70,6 +70,12 @@ pub fn build_engine(package: &str, version: Option<&str>) -> PathBuf {
     directory
 }
 
+/// Builds libbaton.so and libbaton.a; returns the directory they are in.
+pub fn build_libbaton() -> PathBuf {
+    cargo_build(&workspace(), "baton", None);
+    profile_dir()
+}
+
 /// Runs a command to its end, or kills it when the watchdog bites.
 pub fn run(mut command: Command, watchdog: Duration) -> Output {
     let name = format!("{command:?}");

@@ -1,0 +1,78 @@
+// A C++ host: what smoke.c does, through baton.hpp.
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "baton.hpp"
+
+namespace {
+
+constexpr std::size_t block = 4096, blocks = 8;
+const auto begin = std::chrono::steady_clock::now();
+
+void require(bool condition, const char *what) {
+    if (!condition) {
+        throw std::runtime_error(what);
+    }
+}
+
+void step(baton::Engine &a, baton::Engine &b) {
+    a.progress();
+    b.progress();
+    require(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60), "not within the deadline");
+    std::this_thread::yield();
+}
+
+void run() {
+    baton::Bytes source(block * blocks, 7), target(block * blocks, 9);
+    baton::Engine prefill("prefill"), decode("decode");
+    auto ours = prefill.register_memory(source.data(), source.size());
+    auto theirs = decode.register_memory(target.data(), target.size());
+    prefill.load_remote("decode", decode.conn_info());
+    decode.load_remote("prefill", prefill.conn_info());
+    const auto remote = prefill.import_region("decode", theirs.exported());
+
+    std::vector<BatonDesc> local, there;
+    for (std::size_t i = 0; i < blocks; i += 2) {
+        local.push_back(ours.desc(i * block, block));
+        there.push_back(remote.desc(theirs.addr() + i * block, block));
+    }
+    auto write = prefill.write("decode", local, there);
+    write.post("written");
+    while (write.status() != BATON_OK) {
+        step(prefill, decode);
+    }
+    std::vector<baton::Notification> got;
+    while ((got = decode.notifications()).empty()) {
+        step(prefill, decode);
+    }
+    require(got.size() == 1 && got[0].peer == "prefill" && got[0].message == "written", "another notification");
+    for (std::size_t i = 0; i < target.size(); ++i) {
+        require(target[i] == ((i / block) % 2 == 0 ? 7 : 9), "the WRITE moved something else");
+    }
+    while (!write.release()) {
+        step(prefill, decode);
+    }
+
+    bool thrown = false;
+    try {
+        decode.import_region("prefill", baton::Bytes{1, 2, 3});
+    } catch (const baton::Error &error) {
+        thrown = error.code() < 0 && error.what()[0] != 0;
+    }
+    require(thrown, "garbage is refused with a text");
+    require(decode.stats().find("\"choice\"") != std::string::npos, "stats say what was chosen");
+}
+
+} // namespace
+
+int main() {
+    try {
+        run();
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+    std::printf("C++ host: WRITE of %zu blocks, libbaton %s\n", blocks / 2, baton_version());
+    return 0;
+}
