@@ -1,0 +1,98 @@
+//! Posting and polling allocate nothing once everything is set up.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_fabric::*;
+use baton_fabric_soft::local::{LocalConfig, LocalFabric};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is left to the system's allocator; counting has no influence on it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn transfers_allocate_nothing_after_the_first() {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let fabrics = [(); 2].map(|()| LocalFabric::new(LocalConfig::default()).expect("a local fabric"));
+    let config = EndpointConfig { sq_depth: 256, rq_depth: 256, active: true, control: false };
+    let made = [0, 1].map(|i| fabrics[i].create_endpoint(&config).expect("an endpoint"));
+    for i in [0, 1] {
+        fabrics[i].connect_endpoint(made[i].0, &made[1 - i].1, deadline).expect("connect");
+    }
+    let blocks: [(u64, Keys); 2] = [0, 1].map(|i| {
+        let bytes = vec![0u8; 1 << 20].leak();
+        let memory = Memory {
+            addr: bytes.as_ptr() as u64,
+            len_bytes: bytes.len() as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: true,
+            remote_write: true,
+        };
+        (memory.addr, fabrics[i].register(&memory).expect("register"))
+    });
+    let work = |op: Op| -> Vec<Template> {
+        (0..64)
+            .map(|i| Template {
+                local_addr: blocks[0].0 + i * 8192,
+                remote_addr: blocks[1].0 + i * 12288,
+                local_key: blocks[0].1.local,
+                remote_key: blocks[1].1.remote,
+                len_bytes: 4096,
+                op,
+                reserved: [0; 3],
+            })
+            .collect()
+    };
+    let kinds = [work(Op::Write), work(Op::Read)];
+    fabrics[1].post_recv(made[1].0, &[RecvSlot::default(); 8]).expect("RECVs");
+    let mut before = 0;
+    let mut seq = 0;
+    for round in 0..2000 {
+        if round == 100 {
+            before = ALLOCATIONS.load(Ordering::SeqCst);
+        }
+        for work in &kinds {
+            let extra = Extra {
+                op: ExtraOp::WriteImm(round),
+                bytes: &[7; 200],
+                staged: None,
+                remote_addr: blocks[1].0,
+                remote_key: blocks[1].1.remote,
+                fenced: true,
+            };
+            let batch = Batch { work, imm: None, extra: Some(extra), first_seq: seq, signaled: true };
+            seq += batch.len() as u64;
+            fabrics[0].post(made[0].0, &batch).expect("post");
+            let mut out = [Completion::EMPTY; 16];
+            while fabrics[0].poll(&mut out) == 0 {
+                assert!(Instant::now() < deadline, "round {round} never completes");
+                fabrics[1].serve(1 << 20);
+                let n = fabrics[1].poll(&mut out);
+                for c in &out[..n] {
+                    assert_eq!(c.kind, CompletionKind::RecvImm(round));
+                    fabrics[1].post_recv(c.endpoint, &[RecvSlot::default()]).expect("a RECV");
+                }
+            }
+            assert_eq!((out[0].status, out[0].seq), (WcStatus::Success, seq - 1));
+        }
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "allocations in 1900 rounds");
+}

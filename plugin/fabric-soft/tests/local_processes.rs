@@ -1,0 +1,413 @@
+//! The local fabric between two processes, and what is left when one of them goes.
+
+mod local_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use baton_fabric::*;
+use local_support::*;
+use serde_json::{Value, json};
+
+/// The other process; does nothing when the tests run.
+#[test]
+fn second_process() {
+    local_support::second_process();
+}
+
+fn post(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) {
+    fabric.post(endpoint, &Batch { work, imm: None, extra: None, first_seq, signaled: true }).expect("post");
+}
+
+fn status_of(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) -> WcStatus {
+    post(fabric, endpoint, work, first_seq);
+    poll_until(fabric, |all| !all.is_empty())[0].status
+}
+
+fn end(fabric: &dyn Fabric, endpoint: EndpointId) {
+    fabric.fence(endpoint);
+    wait("quiet", || fabric.is_quiet(endpoint));
+}
+
+/// 200 pieces of odd sizes at odd places, each of the target's bytes covered once.
+fn pieces(len: usize) -> Vec<(usize, usize)> {
+    let mut cuts: Vec<usize> = (0..=200).map(|i| i * len / 200 + (i * 7) % 13).collect();
+    cuts[0] = 0;
+    cuts[200] = len;
+    (0..200).map(|i| (cuts[i], cuts[i + 1] - cuts[i])).collect()
+}
+
+#[test]
+fn every_byte_crosses_and_no_other_is_touched() {
+    const LEN: usize = 3_000_001;
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    fabric.reach(&peer.ask(json!({ "do": "address" })), soon()).expect("reach");
+    let (endpoint, _) = peer.connect(fabric);
+    let remote = peer.block(LEN, 0);
+    let source = Block::new(fabric, LEN, 0);
+    let back = Block::new(fabric, LEN, 0);
+    source.fill_pattern(1);
+    let work = |op: Op, local: &Block| -> Vec<Template> {
+        pieces(LEN).iter().rev().map(|&(at, len)| template(op, local, at, remote, at, len)).collect()
+    };
+    assert_eq!(status_of(fabric, endpoint, &work(Op::Write, &source), 0), WcStatus::Success);
+    let holds = peer.ask(json!({ "do": "holds", "index": remote.index, "seed": 1 }));
+    assert_eq!(holds, json!({ "differs": null, "sentinels": true }));
+    peer.ask(json!({ "do": "pattern", "index": remote.index, "seed": 2 }));
+    assert_eq!(status_of(fabric, endpoint, &work(Op::Read, &back), 200), WcStatus::Success);
+    assert_eq!(back.differs(|i| pattern(2, i)), None);
+    assert!(back.sentinels_stand() && source.sentinels_stand());
+    assert_eq!(source.differs(|i| pattern(1, i)), None);
+}
+
+#[test]
+fn a_hundred_thousand_small_writes_arrive_in_order_with_their_immediates() {
+    const COUNT: u64 = 100_000;
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    let remote = peer.block(64, 0);
+    peer.ask(json!({ "do": "recvs", "count": DEPTH }));
+    peer.tell(json!({ "do": "count_immediates", "count": COUNT }));
+    let mut out = [Completion::EMPTY; 64];
+    let (mut posted, mut done) = (0, 0);
+    let give_up = soon();
+    while done < COUNT {
+        // The target's RECVs come back at their own pace, so this also waits for RECVs now and then.
+        while posted < COUNT && posted - done < u64::from(DEPTH) / 2 {
+            let bytes = [posted as u8; 64];
+            let extra = Extra {
+                op: ExtraOp::WriteImm(posted as u32),
+                bytes: &bytes,
+                staged: None,
+                remote_addr: remote.addr,
+                remote_key: remote.key,
+                fenced: false,
+            };
+            let signaled = posted % 32 == 31 || posted == COUNT - 1;
+            let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: posted, signaled };
+            fabric.post(endpoint, &batch).expect("post");
+            posted += 1;
+        }
+        let n = fabric.poll(&mut out);
+        for c in &out[..n] {
+            assert_eq!(c.status, WcStatus::Success, "{c:?}");
+            done = c.seq + 1;
+        }
+        assert!(Instant::now() < give_up, "{done} of {COUNT} are done");
+    }
+    assert_eq!(peer.answer(), json!("ok"));
+    let holds = peer.ask(json!({ "do": "holds_only", "index": remote.index, "fill": (COUNT - 1) as u8 }));
+    assert_eq!(holds, json!({ "differs": null, "sentinels": true }));
+}
+
+#[test]
+fn what_the_owner_does_not_permit_is_refused_across_processes() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let source = Block::new(fabric, 4096, 7);
+    let remote = peer.block(4096, 0);
+    let spoils: [fn(&mut Template); 4] = [
+        |t| t.remote_key ^= 1 << 5,
+        |t| t.remote_key = 0,
+        |t| t.remote_addr += 1,
+        |t| t.remote_addr = u64::MAX - 10,
+    ];
+    for op in [Op::Write, Op::Read] {
+        for spoil in spoils {
+            let (endpoint, _) = peer.connect(fabric);
+            let mut bad = template(op, &source, 0, remote, 0, 4096);
+            spoil(&mut bad);
+            assert_eq!(status_of(fabric, endpoint, &[bad], 0), WcStatus::RemoteAccess);
+            end(fabric, endpoint);
+            fabric.destroy_endpoint(endpoint);
+        }
+    }
+    let holds = peer.ask(json!({ "do": "holds_only", "index": remote.index, "fill": 0 }));
+    assert_eq!(holds, json!({ "differs": null, "sentinels": true }));
+    assert_eq!(source.differs(|_| 7), None);
+}
+
+#[test]
+fn a_killed_target_fails_the_writes_and_leaves_the_initiator_quiet() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    const LEN: usize = 8 << 20;
+    let remote = peer.block(LEN, 0);
+    let source = Block::new(fabric, LEN, 3);
+    let one = template(Op::Write, &source, 0, remote, 0, LEN);
+    for seq in 0..64 {
+        post(fabric, endpoint, &[one], seq);
+    }
+    poll_until(fabric, |all| !all.is_empty());
+    peer.kill();
+    let all = poll_until(fabric, |all| all.last().is_some_and(|c| c.seq == 63));
+    let bad: Vec<WcStatus> = all.iter().map(|c| c.status).filter(|s| *s != WcStatus::Success).collect();
+    assert_eq!(bad.first(), Some(&WcStatus::PeerGone), "{all:?}");
+    assert!(bad[1..].iter().all(|s| *s == WcStatus::Flushed), "{all:?}");
+    end(fabric, endpoint);
+    fabric.deregister(source.keys, soon()).expect("deregister");
+    assert_eq!(source.differs(|_| 3), None);
+}
+
+#[test]
+fn a_killed_initiator_writes_nothing_after_its_end() {
+    const LEN: usize = 8 << 20;
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    fabric.post_recv(endpoint, &[RecvSlot { id: 9, ..RecvSlot::default() }]).expect("a RECV");
+    let target = Block::new(fabric, LEN, 0);
+    peer.block(LEN, 0x66);
+    peer.tell(json!({ "do": "write_until_refused", "addr": target.addr, "key": target.keys.remote, "piece": 65536 }));
+    assert_eq!(peer.answer(), json!("started"));
+    wait("the first bytes", || target.byte(LEN / 2) == 0x66);
+    peer.kill();
+    // The RECV tells this side that the connection has ended.
+    let flushed = poll_until(fabric, |all| !all.is_empty());
+    assert_eq!((flushed[0].kind, flushed[0].seq), (CompletionKind::RecvFlushed, 9));
+    end(fabric, endpoint);
+    target.fill(0x11);
+    fabric.deregister(target.keys, soon()).expect("deregister");
+    assert_eq!(target.differs(|_| 0x11), None);
+    assert!(target.sentinels_stand());
+}
+
+#[test]
+fn a_killed_source_fails_the_read_and_its_memory_stays_as_it_is() {
+    const LEN: usize = 32 << 20;
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    let remote = peer.block(LEN, 0x77);
+    let local = Block::new(fabric, LEN, 0);
+    let one = template(Op::Read, &local, 0, remote, 0, LEN);
+    for seq in 0..32 {
+        post(fabric, endpoint, &[one], seq);
+    }
+    poll_until(fabric, |all| !all.is_empty());
+    peer.kill();
+    let all = poll_until(fabric, |all| all.last().is_some_and(|c| c.seq == 31));
+    let bad = all.iter().find(|c| c.status != WcStatus::Success).expect("32 GiB/s do not exist");
+    assert_eq!(bad.status, WcStatus::PeerGone);
+    end(fabric, endpoint);
+    local.fill(0x22);
+    std::thread::yield_now();
+    assert_eq!(local.differs(|_| 0x22), None);
+    assert!(local.sentinels_stand());
+}
+
+#[test]
+fn after_deregister_under_load_memory_keeps_what_its_owner_puts_there() {
+    const LEN: usize = 4 << 20;
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    peer.block(LEN, 0x66);
+    for round in 0..12usize {
+        let (endpoint, _) = peer.connect(fabric);
+        let target = Block::new(fabric, LEN, 0);
+        let piece = [4096, 65536, LEN][round % 3].max(LEN / DEPTH as usize);
+        peer.tell(json!({ "do": "write_until_refused", "addr": target.addr, "key": target.keys.remote, "piece": piece }));
+        assert_eq!(peer.answer(), json!("started"));
+        let probe = (round * LEN / 12).min(LEN - 1);
+        wait("the first bytes", || target.byte(probe) == 0x66);
+        fabric.deregister(target.keys, soon()).expect("deregister");
+        target.fill(0x11);
+        assert_eq!(peer.answer(), json!("RemoteAccess"));
+        assert_eq!(target.differs(|_| 0x11), None, "round {round}");
+        assert!(target.sentinels_stand());
+        end(fabric, endpoint);
+        fabric.destroy_endpoint(endpoint);
+    }
+}
+
+#[test]
+fn a_write_from_a_withdrawn_region_is_never_reported_as_done() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    let remote = peer.block(4096, 0);
+    let kept = Block::new(fabric, 4096, 1);
+    let withdrawn = Block::new(fabric, 4096, 2);
+    peer.stop();
+    // Gathered into one call: the first is good, the second loses its source before the target looks.
+    let good = template(Op::Write, &kept, 0, remote, 0, 2048);
+    let bad = template(Op::Write, &withdrawn, 0, remote, 2048, 1024);
+    post(fabric, endpoint, &[good], 0);
+    post(fabric, endpoint, &[bad], 1);
+    post(fabric, endpoint, &[good], 2);
+    fabric.deregister(withdrawn.keys, soon()).expect("deregister");
+    peer.go_on();
+    let all = poll_until(fabric, |all| all.len() == 3);
+    let statuses: Vec<WcStatus> = all.iter().map(|c| c.status).collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::LocalAccess, WcStatus::Flushed]);
+}
+
+#[test]
+fn a_fenced_initiator_is_quiet_although_its_peer_is_stopped() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let (endpoint, _) = peer.connect(fabric);
+    let remote = peer.block(4096, 0);
+    let source = Block::new(fabric, 4096, 1);
+    peer.stop();
+    post(fabric, endpoint, &[template(Op::Write, &source, 0, remote, 0, 4096)], 0);
+    fabric.fence(endpoint);
+    assert_eq!(poll_until(fabric, |all| !all.is_empty())[0].status, WcStatus::Flushed);
+    wait("quiet", || fabric.is_quiet(endpoint));
+    peer.go_on();
+    let holds = peer.ask(json!({ "do": "holds_only", "index": remote.index, "fill": 0 }));
+    assert_eq!(holds["differs"], Value::Null);
+}
+
+#[test]
+fn another_process_with_the_same_pid_is_not_taken_for_the_peer() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let address = peer.ask(json!({ "do": "address" }));
+    let reach = |key: &str, value: Value| {
+        let mut changed = address.clone();
+        changed[key] = value;
+        fabric.reach(&changed, soon()).expect_err("a changed address")
+    };
+    let text = reach("start_time", json!(address["start_time"].as_u64().unwrap() + 1));
+    assert!(text.contains("not the peer any more"), "{text}");
+    let text = reach("instance", json!("00112233445566778899aabbccddeeff"));
+    assert!(text.contains("another one since"), "{text}");
+    let text = reach("boot_id", json!("another"));
+    assert!(text.contains("another host"), "{text}");
+    let text = reach("pid_namespace", json!("pid:[1]"));
+    assert!(text.contains("pid namespace"), "{text}");
+    for (key, value) in [("pid", json!(0)), ("pid", json!(-1)), ("table", json!(8)), ("door_fd", json!(0))] {
+        reach(key, value);
+    }
+    peer.kill();
+    let text = fabric.reach(&address, soon()).expect_err("a dead peer");
+    assert!(text.contains("no process"), "{text}");
+}
+
+#[test]
+fn a_wrong_stamp_fails_whatever_was_copied_under_it() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let remote = peer.block(4096, 0x44);
+    let local = Block::new(fabric, 4096, 0);
+    // This side believes the endpoint's stamp to be elsewhere, as if the process had been replaced.
+    let mut theirs = peer.ask(json!({ "do": "endpoint" }));
+    theirs["stamp"] = json!(remote.addr);
+    let (endpoint, ours) = new_endpoint(fabric);
+    fabric.connect_endpoint(endpoint, &theirs, soon()).expect("connect");
+    peer.ask(json!({ "do": "connect", "address": ours }));
+    let read = template(Op::Read, &local, 0, remote, 0, 4096);
+    assert_eq!(status_of(fabric, endpoint, &[read], 0), WcStatus::PeerGone);
+    // And so does the target, which finds the wrong token.
+    let theirs = peer.ask(json!({ "do": "endpoint" }));
+    let (endpoint, mut ours) = new_endpoint(fabric);
+    ours["stamp"] = json!(local.addr);
+    fabric.connect_endpoint(endpoint, &theirs, soon()).expect("connect");
+    peer.ask(json!({ "do": "connect", "address": ours }));
+    let write = template(Op::Write, &local, 0, remote, 0, 4096);
+    assert_eq!(status_of(fabric, endpoint, &[write], 0), WcStatus::PeerGone);
+    // A ring that is not the endpoint's is refused at once.
+    let (endpoint, ours) = new_endpoint(fabric);
+    let mut theirs = peer.ask(json!({ "do": "endpoint" }));
+    theirs["token"] = json!(ours["token"]);
+    assert!(fabric.connect_endpoint(endpoint, &theirs, soon()).is_err());
+}
+
+/// Maps a ring of this process once more, as a hostile engine could.
+fn map_ring(fd: i32) -> &'static [AtomicU64] {
+    // SAFETY: the descriptor belongs to an endpoint that the test keeps.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let words = 4096 / 8 + 256 * 8;
+    let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    // SAFETY: a new mapping of memory that is never made smaller; leaked.
+    unsafe {
+        let base =
+            rustix::mm::mmap(std::ptr::null_mut(), words * 8, access, rustix::mm::MapFlags::SHARED, fd, 0)
+                .expect("map");
+        std::slice::from_raw_parts(base.cast(), words)
+    }
+}
+
+#[test]
+fn a_scribbling_peer_ends_its_own_connections_only() {
+    let mut peer = Peer::start();
+    let served = Served::new();
+    let fabric: &dyn Fabric = &*served.fabric;
+    let remote = peer.block(65536, 0);
+    let source = Block::new(fabric, 65536, 1);
+    let (good, _) = peer.connect(fabric);
+    let mut random = 0x1234_5678_9abc_def1_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for round in 0..60u64 {
+        let theirs = peer.ask(json!({ "do": "endpoint" }));
+        let (endpoint, ours) = new_endpoint(fabric);
+        let ring = map_ring(ours["ring_fd"].as_i64().expect("a descriptor") as i32);
+        fabric.connect_endpoint(endpoint, &theirs, soon()).expect("connect");
+        assert_eq!(peer.ask(json!({ "do": "connect", "address": ours })), json!("ok"));
+        peer.ask(json!({ "do": "recvs", "count": 8 }));
+        let work = [template(Op::Write, &source, 0, remote, 0, 1024); 16];
+        for i in 0..4 {
+            // Either the ring's words or, more to the point, its entries.
+            let (from, to) = if round % 2 == 0 { (24, 48) } else { (512, 512 + 64 * 8) };
+            for _ in 0..8 {
+                ring[from + next() as usize % (to - from)].store(next() >> (next() % 64), Ordering::SeqCst);
+            }
+            let batch = Batch { work: &work, imm: None, extra: None, first_seq: 16 * i, signaled: true };
+            if fabric.post(endpoint, &batch).is_err() {
+                break;
+            }
+        }
+        // The peer lives and its other connection works.
+        let write = template(Op::Write, &source, 0, remote, 0, 65536);
+        post(fabric, good, &[write], round);
+        poll_until(fabric, |all| all.iter().any(|c| c.endpoint == good && c.status == WcStatus::Success));
+        fabric.fence(endpoint);
+        fabric.destroy_endpoint(endpoint);
+    }
+    let holds = peer.ask(json!({ "do": "holds_only", "index": remote.index, "fill": 1 }));
+    assert_eq!(holds, json!({ "differs": null, "sentinels": true }));
+}
+
+#[test]
+fn two_fabrics_of_one_process_and_a_peer_live_side_by_side() {
+    let mut peer = Peer::start();
+    let (one, two) = (Served::new(), Served::new());
+    let remote = peer.block(4096, 0);
+    let mut endpoints = Vec::new();
+    for served in [&one, &two] {
+        let fabric: &dyn Fabric = &*served.fabric;
+        let (endpoint, _) = peer.connect(fabric);
+        let source = Block::new(fabric, 4096, 5);
+        let write = template(Op::Write, &source, 0, remote, 0, 4096);
+        assert_eq!(status_of(fabric, endpoint, &[write], 0), WcStatus::Success);
+        endpoints.push((Arc::clone(&served.fabric), endpoint, write));
+    }
+    drop(one);
+    // The other one is not concerned; nor is the peer by the end of the first.
+    drop(endpoints.remove(0));
+    let (fabric, endpoint, write) = &endpoints[0];
+    assert_eq!(status_of(&**fabric, *endpoint, &[*write], 1), WcStatus::Success);
+    assert_eq!(peer.ask(json!({ "do": "deregister", "index": remote.index })), json!("ok"));
+    assert_eq!(status_of(&**fabric, *endpoint, &[*write], 2), WcStatus::RemoteAccess);
+}

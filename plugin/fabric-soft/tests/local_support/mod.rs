@@ -1,0 +1,402 @@
+//! A second process for the tests of the local fabric: the test binary runs itself and takes orders, one JSON object a line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use baton_fabric::*;
+use baton_fabric_soft::local::{LocalConfig, LocalFabric};
+use serde_json::{Value, json};
+
+/// A test that waits longer has found a hang.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes on either side of a block that nobody may touch.
+pub const MARGIN: usize = 4096;
+const SENTINEL: u8 = 0xA5;
+/// Set for the second process.
+const ROLE: &str = "BATON_TEST_LOCAL_PEER";
+/// Begins an answer; the test harness writes to the same stream.
+const MARK: &str = "@@";
+
+pub fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Registered memory with sentinels around it; never freed.
+#[derive(Clone, Copy)]
+pub struct Block {
+    bytes: &'static [AtomicU8],
+    pub addr: u64,
+    pub len: usize,
+    pub keys: Keys,
+}
+
+impl Block {
+    pub fn new(fabric: &dyn Fabric, len: usize, fill: u8) -> Block {
+        let bytes: Vec<AtomicU8> = (0..len + 2 * MARGIN).map(|_| AtomicU8::new(SENTINEL)).collect();
+        let bytes: &'static [AtomicU8] = bytes.leak();
+        let addr = bytes.as_ptr() as u64 + MARGIN as u64;
+        let memory = Memory {
+            addr,
+            len_bytes: len as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: true,
+            remote_write: true,
+        };
+        let block = Block { bytes, addr, len, keys: fabric.register(&memory).expect("register") };
+        block.fill(fill);
+        block
+    }
+
+    fn inside(&self) -> &[AtomicU8] {
+        &self.bytes[MARGIN..MARGIN + self.len]
+    }
+
+    pub fn fill(&self, value: u8) {
+        self.inside().iter().for_each(|byte| byte.store(value, Ordering::Relaxed));
+    }
+
+    pub fn fill_pattern(&self, seed: u64) {
+        for (i, byte) in self.inside().iter().enumerate() {
+            byte.store(pattern(seed, i), Ordering::Relaxed);
+        }
+    }
+
+    /// First byte that is not as expected.
+    pub fn differs(&self, expected: impl Fn(usize) -> u8) -> Option<usize> {
+        (0..self.len).find(|&i| self.inside()[i].load(Ordering::Relaxed) != expected(i))
+    }
+
+    pub fn byte(&self, at: usize) -> u8 {
+        self.inside()[at].load(Ordering::Relaxed)
+    }
+
+    pub fn sentinels_stand(&self) -> bool {
+        let outside = self.bytes[..MARGIN].iter().chain(&self.bytes[MARGIN + self.len..]);
+        outside.into_iter().all(|byte| byte.load(Ordering::Relaxed) == SENTINEL)
+    }
+}
+
+pub fn pattern(seed: u64, at: usize) -> u8 {
+    let mixed = (at as u64 ^ seed << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 40) as u8
+}
+
+pub fn open() -> Arc<LocalFabric> {
+    // A RECV may come late on a busy machine; that it never comes is tested elsewhere.
+    let config = LocalConfig { ptrace_any: true, rnr_wait: PATIENCE, ..LocalConfig::default() };
+    LocalFabric::new(config).expect("the local fabric")
+}
+
+/// A fabric with a service thread that sleeps like the engine's.
+pub struct Served {
+    pub fabric: Arc<LocalFabric>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Served {
+    pub fn new() -> Served {
+        let fabric = open();
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (fabric, stop) = (Arc::clone(&fabric), Arc::clone(&stop));
+            std::thread::spawn(move || serve(&*fabric, &stop))
+        };
+        Served { fabric, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let _ = self.thread.take().expect("joined once").join();
+    }
+}
+
+fn serve(fabric: &dyn Fabric, stop: &AtomicBool) {
+    let fd = fabric.event_fd().expect("an event descriptor");
+    while !stop.load(Ordering::Acquire) {
+        if !fabric.serve(1 << 20) && fabric.arm() {
+            // SAFETY: the fabric keeps the descriptor open.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+            let _ = rustix::event::poll(&mut fds, Some(&limit));
+        } else {
+            // Completions wait for the other thread.
+            std::thread::yield_now();
+        }
+    }
+}
+
+pub const DEPTH: u32 = 256;
+
+pub fn new_endpoint(fabric: &dyn Fabric) -> (EndpointId, Value) {
+    let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active: true, control: false };
+    fabric.create_endpoint(&config).expect("an endpoint")
+}
+
+/// The second process.
+pub struct Peer {
+    child: Child,
+    stdin: ChildStdin,
+    answers: mpsc::Receiver<Value>,
+}
+
+impl Peer {
+    /// Starts the process; the test binary needs a test `second_process` that calls [`second_process`].
+    pub fn start() -> Peer {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "second_process", "--nocapture"]).env(ROLE, "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the second process");
+        let stdin = child.stdin.take().expect("piped");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let (send, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some((_, text)) = line.split_once(MARK) {
+                    let _ = send.send(serde_json::from_str(text).expect("JSON"));
+                }
+            }
+        });
+        Peer { child, stdin, answers }
+    }
+
+    pub fn tell(&mut self, order: Value) {
+        writeln!(self.stdin, "{order}").expect("the second process reads");
+    }
+
+    pub fn answer(&mut self) -> Value {
+        self.answers.recv_timeout(PATIENCE).expect("an answer of the second process in time")
+    }
+
+    pub fn ask(&mut self, order: Value) -> Value {
+        self.tell(order);
+        self.answer()
+    }
+
+    /// Address and key of new memory there.
+    pub fn block(&mut self, len: usize, fill: u8) -> Remote {
+        let answer = self.ask(json!({ "do": "block", "len": len, "fill": fill }));
+        let number = |name: &str| answer[name].as_u64().expect("a number");
+        Remote { index: number("index"), addr: number("addr"), key: number("key") }
+    }
+
+    /// A connected pair; the other end is the peer's newest endpoint.
+    pub fn connect(&mut self, fabric: &dyn Fabric) -> (EndpointId, Value) {
+        let theirs = self.ask(json!({ "do": "endpoint" }));
+        let (endpoint, ours) = new_endpoint(fabric);
+        fabric.connect_endpoint(endpoint, &theirs, soon()).expect("connect");
+        assert_eq!(self.ask(json!({ "do": "connect", "address": ours })), json!("ok"));
+        (endpoint, theirs)
+    }
+
+    /// Returns when every thread of the process stands still.
+    pub fn stop(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
+        let options = rustix::process::WaitOptions::UNTRACED;
+        let (_, status) = rustix::process::waitpid(Some(pid), options).expect("waitpid").expect("a status");
+        assert!(status.stopped());
+    }
+
+    pub fn go_on(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continue");
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Memory of the second process.
+#[derive(Clone, Copy)]
+pub struct Remote {
+    pub index: u64,
+    pub addr: u64,
+    pub key: u64,
+}
+
+pub fn template(op: Op, local: &Block, from: usize, remote: Remote, to: usize, len: usize) -> Template {
+    Template {
+        local_addr: local.addr + from as u64,
+        remote_addr: remote.addr + to as u64,
+        local_key: local.keys.local,
+        remote_key: remote.key,
+        len_bytes: len as u32,
+        op,
+        reserved: [0; 3],
+    }
+}
+
+/// Polls until `enough` says so, and returns everything polled.
+pub fn poll_until(fabric: &dyn Fabric, enough: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
+    let (mut all, mut out) = (Vec::new(), [Completion::EMPTY; 32]);
+    let give_up = soon();
+    while !enough(&all) {
+        let n = fabric.poll(&mut out);
+        all.extend_from_slice(&out[..n]);
+        if n == 0 {
+            std::thread::yield_now();
+        }
+        assert!(Instant::now() < give_up, "waited in vain; polled so far: {all:?}");
+    }
+    all
+}
+
+pub fn wait(what: &str, condition: impl Fn() -> bool) {
+    let give_up = soon();
+    while !condition() {
+        assert!(Instant::now() < give_up, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+// ---- the second process itself
+
+struct Orders {
+    served: Served,
+    blocks: Vec<Block>,
+    endpoints: Vec<EndpointId>,
+    next_seq: u64,
+}
+
+/// Body of the test by which the second process runs; nothing in the first one.
+pub fn second_process() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let mut orders = Orders { served: Served::new(), blocks: Vec::new(), endpoints: Vec::new(), next_seq: 0 };
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let order: Value = serde_json::from_str(&line).expect("JSON");
+        let answer = orders.follow(&order);
+        println!("{MARK}{answer}");
+    }
+    // The test's end: nothing of the harness matters any more.
+    std::process::exit(0);
+}
+
+impl Orders {
+    fn fabric(&self) -> &dyn Fabric {
+        &*self.served.fabric
+    }
+
+    fn newest(&self) -> EndpointId {
+        *self.endpoints.last().expect("an endpoint")
+    }
+
+    fn follow(&mut self, order: &Value) -> Value {
+        let number = |name: &str| order[name].as_u64().unwrap_or_else(|| panic!("no {name} in {order}"));
+        match order["do"].as_str().expect("an order") {
+            "address" => self.fabric().address(),
+            "block" => {
+                let block = Block::new(self.fabric(), number("len") as usize, number("fill") as u8);
+                self.blocks.push(block);
+                json!({ "index": self.blocks.len() - 1, "addr": block.addr, "key": block.keys.remote })
+            }
+            "pattern" => {
+                self.blocks[number("index") as usize].fill_pattern(number("seed"));
+                json!("ok")
+            }
+            // Every byte and the sentinels.
+            "holds" => {
+                let block = self.blocks[number("index") as usize];
+                let seed = number("seed");
+                json!({ "differs": block.differs(|i| pattern(seed, i)), "sentinels": block.sentinels_stand() })
+            }
+            "holds_only" => {
+                let block = self.blocks[number("index") as usize];
+                let fill = number("fill") as u8;
+                json!({ "differs": block.differs(|_| fill), "sentinels": block.sentinels_stand() })
+            }
+            "endpoint" => {
+                let (endpoint, address) = new_endpoint(self.fabric());
+                self.endpoints.push(endpoint);
+                address
+            }
+            "connect" => match self.fabric().connect_endpoint(self.newest(), &order["address"], soon()) {
+                Ok(()) => json!("ok"),
+                Err(error) => json!(error.to_string()),
+            },
+            "recvs" => {
+                let slots = vec![RecvSlot::default(); number("count") as usize];
+                self.fabric().post_recv(self.newest(), &slots).expect("RECVs");
+                json!("ok")
+            }
+            "deregister" => {
+                let keys = self.blocks[number("index") as usize].keys;
+                self.fabric().deregister(keys, soon()).expect("deregister");
+                json!("ok")
+            }
+            "count_immediates" => self.count_immediates(number("count")),
+            "write_until_refused" => self.write_until_refused(order),
+            other => panic!("unknown order {other}"),
+        }
+    }
+
+    /// Takes immediates 0, 1, 2, … and posts a new RECV for each.
+    fn count_immediates(&self, count: u64) -> Value {
+        let mut next = 0;
+        let mut out = [Completion::EMPTY; 64];
+        let give_up = soon();
+        while next < count {
+            let n = self.fabric().poll(&mut out);
+            for c in &out[..n] {
+                if (c.kind, c.status) != (CompletionKind::RecvImm(next as u32), WcStatus::Success) {
+                    return json!(format!("{c:?} instead of immediate {next}"));
+                }
+                self.fabric().post_recv(c.endpoint, &[RecvSlot::default()]).expect("a RECV");
+                next += 1;
+            }
+            if Instant::now() > give_up {
+                return json!(format!("{next} of {count} immediates"));
+            }
+        }
+        json!("ok")
+    }
+
+    /// Writes a whole block over and over until a write fails; answers with the status.
+    fn write_until_refused(&mut self, order: &Value) -> Value {
+        let remote = Remote {
+            index: 0,
+            addr: order["addr"].as_u64().expect("addr"),
+            key: order["key"].as_u64().expect("key"),
+        };
+        let source = self.blocks[0];
+        let endpoint = self.newest();
+        let piece = order["piece"].as_u64().expect("piece") as usize;
+        let work: Vec<Template> = (0..source.len / piece)
+            .map(|i| template(Op::Write, &source, i * piece, remote, i * piece, piece))
+            .collect();
+        println!("{MARK}{}", json!("started"));
+        loop {
+            let batch =
+                Batch { work: &work, imm: None, extra: None, first_seq: self.next_seq, signaled: true };
+            self.next_seq += work.len() as u64;
+            if let Err(error) = self.fabric().post(endpoint, &batch) {
+                return json!(error.to_string());
+            }
+            // Endpoints of earlier orders may still have something to say.
+            let ours = |all: &[Completion]| all.iter().find(|c| c.endpoint == endpoint).map(|c| c.status);
+            let done = poll_until(self.fabric(), |all| ours(all).is_some());
+            if let Some(status) = ours(&done).filter(|status| *status != WcStatus::Success) {
+                return json!(format!("{status:?}"));
+            }
+        }
+    }
+}
