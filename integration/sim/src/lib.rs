@@ -8,6 +8,7 @@
 //! * standalone notifications arrive in the order of sending, each exactly once, also across epochs;
 //! * no byte lands in memory after the transfer that owned it was reported as over;
 //! * credit: what a sender knows was granted, what a receiver took was sent; at rest nothing is missing;
+//! * a host that does not pop holds its peer back;
 //! * no epoch ends without a fault, and nothing is ever stuck.
 
 mod cells;

@@ -156,6 +156,18 @@ impl Link {
         }
     }
 
+    /// Above the limits a peer is left with the credit that it had: so much may still come, and no more.
+    pub fn check_inbox(&self, side: usize) -> Check {
+        let Shape { lanes, rq_depth, ring_bytes, limits, .. } = self.shape;
+        let granted = u64::from(lanes) * u64::from(rq_depth) + u64::from(ring_bytes) / 64;
+        let most = limits.unpopped_messages + granted * u64::from(self.epoch) + 1;
+        let held = self.sides[side].inbox.len() as u64;
+        if held > most {
+            return Err(format!("{:?} side {side}: {held} messages are held, {most} can be", self.nodes));
+        }
+        Ok(())
+    }
+
     /// What a sender knows was granted, and what a receiver took was sent.
     pub fn check_credit(&self, at_rest: bool) -> Check {
         let [Some(a), Some(b)] = [&self.sides[0].open, &self.sides[1].open] else { return Ok(()) };

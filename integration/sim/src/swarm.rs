@@ -60,6 +60,8 @@ struct Swarm {
     tick: u64,
     step: u32,
     epochs: u64,
+    /// Some hosts take no notification before the end: the peer must be held back.
+    host_pops: bool,
     /// Of closed epochs.
     reached: Reached,
     /// Something happened since this was last cleared.
@@ -93,6 +95,7 @@ impl Swarm {
                 links.push(Link { nodes: [a, b], shape, epoch: 0, sides, faulted: false, suspect_until: 0 });
             }
         }
+        let host_pops = rng.chance(2, 3);
         Ok(Swarm {
             options,
             world,
@@ -108,6 +111,7 @@ impl Swarm {
             tick: 0,
             step: 0,
             epochs: 0,
+            host_pops,
             reached: Reached::default(),
             busy: false,
         })
@@ -185,7 +189,7 @@ impl Swarm {
             }
             70..=81 => self.submit()?,
             82..=87 => self.notify()?,
-            88..=91 => self.pop_some()?,
+            88..=91 if self.host_pops => self.pop_some()?,
             92..=93 => self.cancel()?,
             94..=95 => self.look_around()?,
             96..=97 => {
@@ -469,6 +473,7 @@ impl Swarm {
                 Event::Delivered { message } => {
                     self.checker.delivered((link, 1 - side), &message, &mut self.cells)?;
                     self.links[link].sides[side].inbox.push_back(message.len());
+                    self.links[link].check_inbox(side)?;
                 }
                 Event::NotifyExpired { seq } => {
                     return Err(format!("{way:?}: {seq:?} expired, without a deadline"));

@@ -71,7 +71,7 @@ impl Recipe<'_> {
         let total = local.count * CELL;
         let len = self.rng.between(1, total as u64) as usize;
         let offset = self.rng.below((total - len + 1) as u64) as usize;
-        let mut source: Vec<u8> = (0..total).map(|_| self.rng.bits() as u8).collect();
+        let mut source: Vec<u8> = (0..total / 8).flat_map(|_| self.rng.bits().to_le_bytes()).collect();
         let filler = self.rng.bits() as u8;
         let destination = vec![filler; total];
         let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };

@@ -3,7 +3,8 @@
 use baton_fabric_sim::Sabotage;
 use baton_sim::{Options, Reached, run};
 
-const SEEDS: u64 = 120;
+/// Unoptimised code is slow; `baton-sim` runs as many as anybody likes.
+const SEEDS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
 
 #[test]
 fn random_work_and_random_faults_break_no_rule() {
@@ -67,7 +68,8 @@ fn a_wrong_byte_is_noticed() {
 #[test]
 fn an_acknowledgement_before_the_data_is_placed_is_noticed() {
     let what = caught(Sabotage::EarlyAck);
-    assert!(what.contains("is done, but byte"), "{what}");
+    let noticed = ["is done, but byte", "although nobody owned it", "was delivered before"];
+    assert!(noticed.iter().any(|words| what.contains(words)), "{what}");
 }
 
 #[test]
