@@ -50,6 +50,10 @@ const POST_BYTES: u64 = 64 * 1024;
 /// From so many queued bytes on an IO thread helps.
 const HAND_OVER_BYTES: u64 = 1 << 20;
 const MAX_DEPTH: u32 = 1 << 16;
+/// Moving so much at once says that more of it is most likely on its way ...
+const BULK_BYTES: usize = 16 * 1024;
+/// ... and going to sleep and being woken would take longer than the next part of it.
+const BULK_LINGER: Duration = Duration::from_micros(40);
 
 /// How a [`TcpFabric`] is set up.
 #[derive(Clone, Debug)]
@@ -276,15 +280,20 @@ impl Fabric for TcpFabric {
 
     fn serve(&self, budget_bytes: usize) -> bool {
         let mut left = budget_bytes;
+        let mut bulk: Option<Instant> = None;
         loop {
             self.shared.collect();
-            if !self.shared.has_ready() {
+            if self.shared.has_ready() {
+                let moved = pump::run_ready(&self.shared, left.max(1));
+                left = left.saturating_sub(moved);
+                if left == 0 {
+                    return true;
+                }
+                if moved >= BULK_BYTES {
+                    bulk = Some(Instant::now());
+                }
+            } else if bulk.is_none_or(|since| since.elapsed() >= BULK_LINGER) {
                 return false;
-            }
-            let moved = pump::run_ready(&self.shared, left.max(1));
-            left = left.saturating_sub(moved);
-            if left == 0 {
-                return true;
             }
         }
     }

@@ -19,7 +19,7 @@ use super::transmit::Iov;
 
 /// Headers and tables are read into this much.
 const BUFFER: usize = 16 * 1024;
-/// Bytes behind a payload that are read along with it: the next header and table, and a little payload that is then copied.
+/// Bytes behind a payload, or without one, that are read at once: headers and tables, and a little payload that is then copied.
 const READ_AHEAD: usize = 4 * 1024;
 /// Bytes thrown away in one call.
 const DISCARD: usize = 1 << 20;
@@ -171,9 +171,9 @@ impl Receiver {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let mut wanted = payload;
-        if payload == self.left {
+        if self.phase != Phase::Payload || payload == self.left {
             let room = &mut self.buffer[self.end..];
-            let n = if payload > 0 { room.len().min(READ_AHEAD) } else { room.len() };
+            let n = room.len().min(READ_AHEAD);
             self.iov.0.push(libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: n });
             wanted += n;
         }

@@ -22,7 +22,7 @@ pub(super) const RECV_PATIENCE: Duration = Duration::from_millis(100);
 /// How often deadlines are looked at, while there are any.
 const TICK: Duration = Duration::from_millis(25);
 /// After so long somebody else goes on with what a caller of `poll` or `post` began.
-const LEASE: Duration = Duration::from_micros(300);
+const LEASE: Duration = Duration::from_millis(1);
 /// Endpoints of one fabric at most.
 const MAX_ENDPOINTS: usize = 1 << 16;
 
