@@ -252,3 +252,6 @@ impl CreditPage {
         self.recv_word(ring) + 1
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,8 +27,9 @@ pub struct Ledger {
     /// Posted behind the last signaled work request.
     unsignaled: u32,
     unsignaled_bytes: u64,
-    /// One past the last signaled sequence.
+    /// One past the last signaled sequence, and what it was before the last batch.
     signaled_end: u64,
+    signaled_end_before: u64,
 }
 
 /// A completion of something that is not in flight.
@@ -55,6 +56,7 @@ impl Ledger {
             unsignaled: 0,
             unsignaled_bytes: 0,
             signaled_end: 0,
+            signaled_end_before: 0,
         }
     }
 
@@ -127,7 +129,9 @@ impl Ledger {
     pub fn took_only(&mut self, offered: u32, taken: u32) {
         assert!(taken <= offered && u64::from(offered) <= self.posted - self.retired, "more than was posted");
         self.posted -= u64::from(offered - taken);
-        self.signaled_end = self.signaled_end.min(self.posted);
+        if taken < offered {
+            self.signaled_end = self.signaled_end_before;
+        }
         self.unsignaled = self.unsignaled.min(self.in_flight());
         self.check();
     }
@@ -152,6 +156,7 @@ impl Reservation<'_> {
     pub fn commit(self, bytes: u64, signaled: bool) -> u64 {
         let ledger = &mut *self.ledger;
         let first = ledger.posted;
+        ledger.signaled_end_before = ledger.signaled_end;
         ledger.posted += u64::from(self.n);
         if signaled && self.n > 0 {
             ledger.signaled_end = ledger.posted;
@@ -171,3 +176,6 @@ impl Drop for Reservation<'_> {
         self.ledger.check();
     }
 }
+
+#[cfg(test)]
+mod tests;

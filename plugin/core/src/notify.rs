@@ -11,3 +11,6 @@ pub use inbound::{Arrival, Inbound};
 pub use record::{RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};
 pub use ring::{Placement, RECORD_ALIGN, Ring};
 pub use window::NotifyWindow;
+
+#[cfg(test)]
+mod tests;

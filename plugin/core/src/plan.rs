@@ -281,3 +281,6 @@ pub fn check_span(addr: u64, len_bytes: u64, base: u64, region_bytes: u64) -> Re
     let inside = addr >= base && end - base <= region_bytes;
     if inside { Ok(()) } else { Err(SpanError::Outside { addr, len_bytes, base, region_bytes }) }
 }
+
+#[cfg(test)]
+mod tests;

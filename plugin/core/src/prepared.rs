@@ -134,3 +134,6 @@ fn split_ranges(templates: &[Template], total: u64, ordered: bool, split: &LaneS
     }
     ranges.into_boxed_slice()
 }
+
+#[cfg(test)]
+mod tests;

@@ -94,3 +94,6 @@ impl Imm {
         Ok(Imm { kind, lanes, seq_low: imm & SEQ_MASK as u32 })
     }
 }
+
+#[cfg(test)]
+mod tests;

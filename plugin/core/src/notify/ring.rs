@@ -28,7 +28,7 @@ pub struct Placement {
 impl Ring {
     /// At the start of a ring.
     pub fn new(size_bytes: u32) -> Ring {
-        assert!(size_bytes >= 512 && size_bytes % 256 == 0, "a ring of {size_bytes} bytes");
+        assert!(size_bytes >= 512 && size_bytes.is_multiple_of(256), "a ring of {size_bytes} bytes");
         Ring { cursor: 0, size_bytes }
     }
 

@@ -194,10 +194,11 @@ impl Session {
         if !self.has_room_for_note() {
             return None;
         }
-        if !self.control.has_credit_for_record(record_bytes)
-            && !(self.refresh(RingId::Control, mem) && self.control.has_credit_for_record(record_bytes))
-        {
-            return None;
+        if !self.control.has_credit_for_record(record_bytes) {
+            self.refresh(RingId::Control, mem);
+            if !self.control.has_credit_for_record(record_bytes) {
+                return None;
+            }
         }
         let note = &self.outbox.queue[self.outbox.posted];
         let scope = RecordScope::Standalone { seq: note.one.seq };
@@ -371,7 +372,7 @@ impl Session {
     /// Whether a word may be told at all, and whether it should be.
     fn word_due(&self, word: usize) -> (bool, bool) {
         let port = self.port(Self::ring_of_word(word));
-        let (unannounced, threshold) = if word % 2 == 0 {
+        let (unannounced, threshold) = if word.is_multiple_of(2) {
             (port.recv_in.unannounced(), port.recv_threshold())
         } else {
             (port.bytes_in.unannounced(), port.bytes_threshold())
@@ -396,7 +397,7 @@ impl Session {
             let may = self.word_due(word).0;
             let epoch = self.setup.epoch;
             let port = self.port_mut(Self::ring_of_word(word));
-            let credit = if word % 2 == 0 { &mut port.recv_in } else { &mut port.bytes_in };
+            let credit = if word.is_multiple_of(2) { &mut port.recv_in } else { &mut port.bytes_in };
             let count = if may { credit.announce() } else { credit.announced() };
             self.scratch.extend_from_slice(&CreditWord::encode(epoch, count).to_le_bytes());
         }
@@ -426,6 +427,9 @@ impl Session {
 
     /// Where something waits for room and nothing in flight will complete, a signaled zero-length WRITE makes it so.
     pub(crate) fn decide_leftovers(&mut self) -> Option<PostStep> {
+        if self.ended.is_some() {
+            return None;
+        }
         let waits = |session: &Session, port: &super::Port| match port.ring_id {
             RingId::Control => {
                 session.outbox.waiting() > 0 && !session.has_room_for_note()

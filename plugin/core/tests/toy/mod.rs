@@ -458,19 +458,17 @@ impl World {
         } else {
             self.move_bytes(n, &wr)
         };
-        if status == WcStatus::Success {
-            if let Some(imm) = wr.imm {
-                let end = &mut self.nodes[peer].ends[index];
-                assert!(end.recvs > 0, "an immediate met no RECV: credit is broken");
-                end.recvs -= 1;
-                end.cq.push_back(Completion {
-                    endpoint: endpoint(index),
-                    kind: CompletionKind::RecvImm(imm),
-                    status,
-                    seq: 0,
-                    len_bytes: wr.len,
-                });
-            }
+        if let (WcStatus::Success, Some(imm)) = (status, wr.imm) {
+            let end = &mut self.nodes[peer].ends[index];
+            assert!(end.recvs > 0, "an immediate met no RECV: credit is broken");
+            end.recvs -= 1;
+            end.cq.push_back(Completion {
+                endpoint: endpoint(index),
+                kind: CompletionKind::RecvImm(imm),
+                status,
+                seq: 0,
+                len_bytes: wr.len,
+            });
         }
         let end = &mut self.nodes[n].ends[index];
         if wr.signaled || status != WcStatus::Success {

@@ -1,0 +1,193 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::{Epoch, LaneId, Nanos, NotifySeq, XferSeq};
+use crate::peer::{SubmitError, Violation};
+
+fn header_of(record: &[u8]) -> [u8; RECORD_HEADER_BYTES] {
+    record[..RECORD_HEADER_BYTES].try_into().unwrap()
+}
+
+fn scopes() -> impl Strategy<Value = RecordScope> {
+    prop_oneof![
+        (any::<u64>(), 1u8..=64).prop_map(|(seq, lanes)| RecordScope::Transfer { seq: XferSeq(seq), lanes }),
+        (1u64..).prop_map(|seq| RecordScope::Standalone { seq: NotifySeq(seq) }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_record_survives_the_wire(epoch in any::<u32>(), scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut record = vec![1, 2, 3];
+        RecordHeader::encode(Epoch(epoch), scope, &message, &mut record);
+        prop_assert_eq!(record.len(), RECORD_HEADER_BYTES + message.len());
+        let header = RecordHeader::decode(&header_of(&record), Epoch(epoch), 300).unwrap();
+        prop_assert_eq!((header.scope, header.len as usize), (scope, message.len()));
+        prop_assert_eq!(header.check(&header_of(&record), &record[RECORD_HEADER_BYTES..]), Ok(()));
+    }
+
+    #[test]
+    fn any_changed_bit_of_a_record_is_noticed(
+        scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..60), at in any::<prop::sample::Index>(), bit in 0u8..8,
+    ) {
+        let mut record = Vec::new();
+        RecordHeader::encode(Epoch(5), scope, &message, &mut record);
+        let at = at.index(record.len());
+        record[at] ^= 1 << bit;
+        let outcome = RecordHeader::decode(&header_of(&record), Epoch(5), 60)
+            .and_then(|header| {
+                // A changed length would make the reader take other bytes; it cannot look beyond what is there.
+                let end = (RECORD_HEADER_BYTES + header.len as usize).min(record.len());
+                header.check(&header_of(&record), &record[RECORD_HEADER_BYTES..end])
+            });
+        prop_assert!(outcome.is_err());
+    }
+
+    #[test]
+    fn a_decoder_never_panics(bytes in any::<[u8; 32]>(), tail in any::<[u8; 16]>(), limit in any::<u32>()) {
+        let mut header = [0; RECORD_HEADER_BYTES];
+        header[..32].copy_from_slice(&bytes);
+        header[32..].copy_from_slice(&tail);
+        header[..5].copy_from_slice(b"BtnR\x01");
+        let _ = RecordHeader::decode(&header, Epoch(u32::from_le_bytes(bytes[8..12].try_into().unwrap())), limit);
+    }
+
+    /// Records never cross the ring's end, never overlap what is not yet read, and both sides agree.
+    #[test]
+    fn ring_cursors_agree_and_records_never_overlap(
+        size in 2u32..40, lengths in prop::collection::vec(0u32..3000, 1..200), reads in any::<u64>(),
+    ) {
+        let size = size * 256;
+        let (mut writer, mut reader) = (Ring::new(size), Ring::new(size));
+        let mut unread = std::collections::VecDeque::<(u32, u32)>::new();
+        let mut free = u64::from(size);
+        for (nth, len) in lengths.into_iter().enumerate() {
+            let len = len % (writer.max_record_bytes() + 1);
+            let placement = writer.place(len);
+            while placement.charge > free || (reads >> (nth % 64) & 1 == 1 && !unread.is_empty()) {
+                let front = unread.pop_front();
+                prop_assert!(front.is_some(), "an empty ring takes any record");
+                let (offset, len) = front.unwrap();
+                prop_assert_eq!(reader.next_offset(), offset);
+                let read = reader.place(len);
+                reader.advance(read);
+                free += read.charge;
+            }
+            prop_assert!(placement.offset + len <= size);
+            prop_assert!(u64::from(placement.offset).is_multiple_of(RECORD_ALIGN));
+            let clear = |&(at, other): &(u32, u32)| at + other <= placement.offset || placement.offset + len <= at;
+            prop_assert!(unread.iter().all(clear));
+            writer.advance(placement);
+            free -= placement.charge;
+            unread.push_back((placement.offset, len));
+        }
+        prop_assert_eq!(writer.cursor() - reader.cursor(), u64::from(size) - free);
+    }
+
+    /// Any order of the lanes' reports over any transfers in flight: each message comes out once, when its last lane is in.
+    #[test]
+    fn every_transfer_is_delivered_once_in_any_order(
+        lanes in prop::collection::vec(1u8..5, 1..40), first in (1u64 << 24) - 20..(1 << 24), shuffle in any::<u64>(),
+    ) {
+        let mut inbound = Inbound::new(XferSeq(first), 1000);
+        let mut reports: Vec<(u64, u8, u8)> = Vec::new();
+        for (seq, &count) in (first..).zip(&lanes) {
+            reports.extend((0..count).map(|lane| (seq, count, lane)));
+        }
+        let mut state = shuffle | 1;
+        for n in (1..reports.len()).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            reports.swap(n, (state >> 33) as usize % (n + 1));
+        }
+        let mut delivered = Vec::new();
+        for (nth, &(seq, count, lane)) in reports.iter().enumerate() {
+            let low = (seq & 0xFF_FFFF) as u32;
+            prop_assert_eq!(inbound.unwrap(low, LaneId(lane)), Ok(XferSeq(seq)));
+            let arrival = if lane == 0 { Arrival::Record(seq.to_le_bytes().to_vec()) } else { Arrival::Tail };
+            let out = inbound.arrive(XferSeq(seq), count, LaneId(lane), arrival).unwrap();
+            let is_last = reports[nth + 1..].iter().all(|later| later.0 != seq);
+            prop_assert_eq!(out.is_some(), is_last);
+            if let Some(message) = out {
+                prop_assert_eq!(&message, &seq.to_le_bytes());
+                delivered.push(seq);
+            }
+        }
+        delivered.sort_unstable();
+        prop_assert_eq!(delivered, (first..first + lanes.len() as u64).collect::<Vec<_>>());
+        prop_assert_eq!(inbound.lowest().0, first + lanes.len() as u64);
+        prop_assert_eq!(inbound.partial().count(), 0);
+    }
+
+    #[test]
+    fn a_window_sees_each_number_once(numbers in prop::collection::vec(1u64..3000, 1..300)) {
+        let mut window = NotifyWindow::default();
+        let (mut seen, mut highest) = (std::collections::BTreeSet::new(), 0u64);
+        for n in numbers {
+            let first = window.insert(NotifySeq(n));
+            let in_reach = n + 1024 > highest;
+            prop_assert_eq!(first, in_reach && !seen.contains(&n));
+            seen.insert(n);
+            highest = highest.max(n);
+        }
+        prop_assert!(!window.insert(NotifySeq(0)));
+    }
+}
+
+#[test]
+fn a_complete_transfer_that_reports_again_is_a_repeat_also_while_the_table_waits_for_an_older_one() {
+    let mut inbound = Inbound::new(XferSeq(0), 10);
+    let message = || Arrival::Record(vec![1]);
+    assert_eq!(inbound.arrive(XferSeq(1), 1, LaneId(0), message()), Ok(Some(vec![1])));
+    assert_eq!(
+        inbound.arrive(XferSeq(1), 1, LaneId(1), message()),
+        Err(Violation::Repeated { seq: 1, lane: LaneId(1) })
+    );
+    assert_eq!(
+        inbound.arrive(XferSeq(2), 2, LaneId(0), message()).and_then(|_| inbound.arrive(
+            XferSeq(2),
+            2,
+            LaneId(1),
+            message()
+        )),
+        Err(Violation::RecordCount { seq: 2, records: 2 })
+    );
+}
+
+#[test]
+fn records_out_of_place_are_refused_with_their_cause() {
+    let mut record = Vec::new();
+    RecordHeader::encode(Epoch(3), RecordScope::Standalone { seq: NotifySeq(8) }, b"abc", &mut record);
+    let decode = |change: &dyn Fn(&mut [u8]), limit| {
+        let mut header = header_of(&record);
+        change(&mut header);
+        RecordHeader::decode(&header, Epoch(3), limit).unwrap_err()
+    };
+    assert!(matches!(decode(&|h| h[0] = 0, 100), RecordError::Magic(_)));
+    assert_eq!(decode(&|h| h[4] = 2, 100), RecordError::Version(2));
+    assert_eq!(decode(&|h| h[7] = 1, 100), RecordError::Reserved);
+    assert_eq!(decode(&|h| h[8] = 4, 100), RecordError::Epoch { got: 4, expected: 3 });
+    assert_eq!(decode(&|_| (), 2), RecordError::Length { len: 3, limit: 2 });
+    assert_eq!(decode(&|h| h[36] = 2, 100), RecordError::Fragment { index: 0, count: 2, total_len: 3 });
+    assert_eq!(decode(&|h| h[5] = 2, 100), RecordError::Scope { lanes: 2, seq: 0, notify_seq: 8 });
+    assert_eq!(decode(&|h| h[5] = 0, 100), RecordError::Scope { lanes: 0, seq: 0, notify_seq: 8 });
+}
+
+#[test]
+fn a_peer_without_a_session_gets_its_messages_queued_up_to_the_limits() {
+    let mut carry = Carry::default();
+    let too_long = SubmitError::MessageTooLong { len: 11, limit: 10 };
+    assert_eq!(carry.queue(&[0; 11], Nanos(5), 10), Err(too_long));
+    for n in 1..=1024 {
+        assert_eq!(carry.queue(b"x", Nanos(n), 10), Ok(NotifySeq(n)));
+    }
+    assert!(matches!(
+        carry.queue(b"x", Nanos(5), 10),
+        Err(SubmitError::TooManyNotifications { count: 1024, .. })
+    ));
+    assert_eq!(carry.next_deadline(), Some(Nanos(1)));
+    assert_eq!(carry.expire(Nanos(1000)).len(), 1000);
+    assert_eq!(carry.waiting().len(), 24);
+    let mut carry = Carry::default();
+    carry.queue(&vec![0; 1 << 20], Nanos(5), usize::MAX).unwrap();
+    assert!(carry.queue(b"x", Nanos(5), 10).is_err());
+}

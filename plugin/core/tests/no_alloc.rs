@@ -1,0 +1,207 @@
+//! After warm-up a repost allocates nothing, and costs little.
+//! One test only: the counter is the whole process's.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use baton_core::notify::Carry;
+use baton_core::peer::*;
+use baton_core::plan::{Pair, Plan, PlanLimits};
+use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::{Epoch, Instance, Nanos, SessionId};
+use baton_fabric::*;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: forwards to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A peer that never returns credit: what it granted at the start lasts for the test.
+struct Page;
+
+impl SessionMemory for Page {
+    fn read_record(&self, _: RingId, _: u32, _: &mut [u8]) {
+        panic!("nothing is received here");
+    }
+    fn stage_record(&self, _: RingId, offset: u32, _: &[u8]) -> (u64, u64) {
+        (u64::from(offset), 5)
+    }
+    fn load_credit(&self, _: usize) -> u64 {
+        0
+    }
+}
+
+fn session(lanes: u32) -> Session {
+    let lane = |slot| LaneSetup {
+        endpoint: EndpointId { slot, generation: 1 },
+        sq_depth: 1024,
+        rq_depth: 256,
+        peer_ring_addr: 0x1000,
+        peer_ring_key: 3,
+        ring_bytes: 32 * 1024,
+    };
+    let setup = SessionSetup {
+        own: Instance([1; 16]),
+        peer: Instance([2; 16]),
+        session: SessionId(1),
+        epoch: Epoch(1),
+        control: lane(100),
+        lanes: (0..lanes).map(lane).collect(),
+        peer_credit_addr: 0x9000,
+        peer_credit_key: 4,
+        caps: Caps {
+            max_sq_depth: 1024,
+            max_rq_depth: 1024,
+            max_message_bytes: 4 << 20,
+            inline_bytes: 256,
+            default_lanes: 1,
+            stripe_min_bytes: 1 << 20,
+            immediate: true,
+            owner_revokes: true,
+            needs_service: false,
+            vram: false,
+        },
+        limits: SessionLimits::default(),
+        carry: Carry::default(),
+    };
+    Session::new(setup, Nanos(0))
+}
+
+fn prepared(op: Op, descriptors: u64, lanes: u8) -> Arc<Prepared> {
+    let pairs = (0..descriptors)
+        .map(|n| Pair {
+            local_addr: 0x10000 + n * 8192,
+            remote_addr: 0x90000 + n * 8192,
+            len_bytes: 4096,
+            local: 0,
+            remote: 0,
+        })
+        .collect();
+    let plan = Plan::build(op, pairs, PlanLimits::default()).unwrap();
+    Arc::new(Prepared::new(&plan, &[1], &[2], &split(lanes)))
+}
+
+fn split(lane_count: u8) -> LaneSplit {
+    LaneSplit { lane_count, stripe_min_bytes: 1 << 16, first_lane: 0, lane_map_generation: 1 }
+}
+
+/// Submits, posts, completes; returns how many transfers ended.
+fn round(session: &mut Session, page: &Page, work: &Arc<Prepared>, message: Option<&[u8]>) -> u32 {
+    let now = Nanos(1);
+    session.submit(now, 1, work.clone(), message).unwrap();
+    // A batch per lane and slice at most, twice over.
+    let mut sent = [(EndpointId { slot: 0, generation: 0 }, 0u64); 64];
+    let mut done = 0;
+    loop {
+        let mut batches = 0;
+        while let Some(action) = session.next_action(now, page) {
+            let Action::Post { endpoint, batch } = action else { panic!("no RECV here") };
+            sent[batches] = (endpoint, batch.first_seq + batch.len() as u64 - 1);
+            batches += 1;
+        }
+        if batches == 0 {
+            return done;
+        }
+        for &(endpoint, seq) in &sent[..batches] {
+            let completion = Completion {
+                endpoint,
+                kind: CompletionKind::Send,
+                status: WcStatus::Success,
+                seq,
+                len_bytes: 0,
+            };
+            session.on_completion(now, &completion, page);
+        }
+        while let Some(event) = session.next_event() {
+            assert_eq!(event, Event::XferDone { token: 1, result: Ok(()) });
+            done += 1;
+        }
+    }
+}
+
+fn check(name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
+    let mut session = session(lanes);
+    for _ in 0..3 {
+        assert_eq!(round(&mut session, &Page, work, message), 1);
+    }
+    let rounds = 3;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..rounds {
+        assert_eq!(round(&mut session, &Page, work, message), 1);
+    }
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert_eq!(allocations, 0, "{name}: allocations in {rounds} reposts");
+}
+
+#[test]
+fn a_repost_allocates_nothing() {
+    let long = vec![7u8; 3000];
+    for (op, lanes, descriptors) in [
+        (Op::Write, 1, 128),
+        (Op::Read, 1, 128),
+        (Op::Write, 4, 128),
+        (Op::Read, 4, 128),
+        (Op::Write, 2, 5000),
+    ] {
+        let work = prepared(op, descriptors, lanes);
+        for message in [None, Some(&b"short"[..]), Some(&long)] {
+            check(&format!("{op:?} of {descriptors} over {lanes} lanes"), &work, u32::from(lanes), message);
+        }
+    }
+    let empty = prepared(Op::Write, 0, 1);
+    check("a message without data", &empty, 1, Some(b"hello"));
+    measure();
+}
+
+/// Prints, never asserts: `cargo test --release -p baton-core --test no_alloc -- --nocapture`.
+fn measure() {
+    let work = prepared(Op::Write, 128, 1);
+    let mut session = session(1);
+    let rounds = 200;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        round(&mut session, &Page, &work, Some(b"a message"));
+    }
+    let each = start.elapsed().as_nanos() / rounds;
+    println!("submit + post + complete, 128 descriptors, notified: {each} ns");
+
+    let pairs: Vec<Pair> = (0..120_000u64)
+        .map(|n| {
+            let at = (n * 7_919) % 120_000 * 8192;
+            Pair { local_addr: at, remote_addr: at ^ 0x5A_0000, len_bytes: 4096, local: 0, remote: 0 }
+        })
+        .collect();
+    for op in [Op::Write, Op::Read] {
+        let once = || {
+            let pairs = pairs.clone();
+            let start = Instant::now();
+            let plan = Plan::build(op, pairs, PlanLimits::default()).unwrap();
+            let prepared = Prepared::new(&plan, &[1], &[2], &split(4));
+            (start.elapsed(), prepared.templates().len())
+        };
+        let (best, pieces) = (0..7).map(|_| once()).min().expect("seven runs");
+        println!("plan + prepare of {pieces} {op:?} pieces in random order: {best:?}");
+    }
+}
