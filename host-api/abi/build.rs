@@ -130,6 +130,9 @@ fn fields(aliases: &Aliases, structs: &[ItemStruct]) -> TokenStream {
             });
         }
     }
+    let names = structs
+        .iter()
+        .flat_map(|item| item.fields.iter().map(|field| format!("{}.{}", item.ident, named(field))));
     let sizes = structs.iter().map(|item| {
         let (owner, name) = (&item.ident, item.ident.to_string());
         quote! { (#name, size_of::<#owner>()), }
@@ -137,6 +140,8 @@ fn fields(aliases: &Aliases, structs: &[ItemStruct]) -> TokenStream {
     quote! {
         /// Every field of every structure of this interface, structures in the order of their declaration.
         pub const FIELDS: &[BatonField] = &[#(#entries)*];
+        /// The names in [`FIELDS`], one for one.
+        pub const FIELD_NAMES: &[&str] = &[#(#names),*];
         /// Name and size of every structure of this interface.
         pub const STRUCT_SIZES: &[(&str, usize)] = &[#(#sizes)*];
         #(#checks)*

@@ -17,7 +17,7 @@ pub mod table;
 pub mod types;
 
 pub use codes::*;
-pub use layout::{FIELDS, STRUCT_SIZES, UNSUPPORTED_TABLE};
+pub use layout::{FIELD_NAMES, FIELDS, STRUCT_SIZES, UNSUPPORTED_TABLE};
 pub use table::*;
 pub use types::*;
 

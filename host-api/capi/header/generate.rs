@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use baton_abi::{BATON_ABI_MAJOR, BATON_ABI_MINOR, BATON_TABLE_MAGIC, FIELDS, STRUCT_SIZES};
+use baton_abi::{BATON_ABI_MAJOR, BATON_ABI_MINOR, BATON_TABLE_MAGIC, FIELD_NAMES, FIELDS, STRUCT_SIZES};
 
 /// Where the header is.
 pub fn header_path() -> PathBuf {
@@ -137,9 +137,7 @@ fn assertions() -> String {
     for (name, size) in STRUCT_SIZES {
         writeln!(out, "BATON_CHECK(sizeof({name}) == {size});").expect("a string grows");
     }
-    for field in FIELDS {
-        // SAFETY: the list holds static strings.
-        let name = unsafe { field.name.bytes() }.and_then(|b| std::str::from_utf8(b).ok()).expect("a name");
+    for (field, name) in FIELDS.iter().zip(FIELD_NAMES) {
         let (owner, member) = name.split_once('.').expect("structure and field");
         // The generator appends an underscore to a word that C keeps for itself.
         let member = if member == "register" { "register_" } else { member };

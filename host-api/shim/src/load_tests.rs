@@ -1,11 +1,27 @@
 use super::*;
 
-fn scratch(name: &str, bytes: &[u8]) -> PathBuf {
+/// A file that goes with the test.
+struct Scratch(PathBuf);
+
+impl std::ops::Deref for Scratch {
+    type Target = PathBuf;
+    fn deref(&self) -> &PathBuf {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.0.parent().expect("it is in a directory"));
+    }
+}
+
+fn scratch(name: &str, bytes: &[u8]) -> Scratch {
     let directory = std::env::temp_dir().join(format!("baton-load-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("scratch directory");
     let path = directory.join(ENGINE_FILE);
     std::fs::write(&path, bytes).expect("scratch file");
-    path.canonicalize().expect("just written")
+    Scratch(path.canonicalize().expect("just written"))
 }
 
 fn refusal(path: &Path) -> String {
@@ -37,7 +53,7 @@ fn a_directory_means_the_engine_in_it() {
     let path = scratch("directory", b"x");
     let directory = path.parent().expect("has one").to_str().expect("UTF-8");
     assert_eq!(find(Some((directory, "parameter"))).map(|p| p.path), Ok(path.clone()));
-    std::fs::remove_file(&path).expect("remove");
+    std::fs::remove_file(&*path).expect("remove");
     let error = find(Some((directory, "parameter"))).expect_err("refused").to_string();
     assert!(error.contains("libbaton_engine.so: no such file"), "{error}");
 }

@@ -3,9 +3,9 @@
 mod variants;
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -33,9 +33,31 @@ pub fn target_dir() -> PathBuf {
     profile_dir().parent().expect("a profile is in a target directory").to_owned()
 }
 
-/// An empty directory for `name`.
+/// Where scratch directories are.
+fn scratch_root() -> PathBuf {
+    let root = target_dir().join("tmp/baton-tests");
+    std::fs::create_dir_all(&root).unwrap_or_else(|e| panic!("{}: {e}", root.display()));
+    root
+}
+
+/// Held while this process builds what others build under the same name; they may be other processes.
+pub(crate) fn building() -> File {
+    let path = scratch_root().join("building");
+    let file = File::create(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+    file
+}
+
+/// An empty directory for `name`, until the next run of the tests.
 pub fn scratch(name: &str) -> PathBuf {
-    let directory = target_dir().join("tmp").join(format!("{name}-{}", std::process::id()));
+    // What earlier processes left goes first.
+    for entry in std::fs::read_dir(scratch_root()).expect("a directory").flatten() {
+        let left = entry.file_name().to_string_lossy().rsplit_once('-').and_then(|(_, pid)| pid.parse().ok());
+        if left.is_some_and(|pid: u32| !Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let directory = scratch_root().join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).expect("scratch directory");
     directory
@@ -60,8 +82,7 @@ pub(crate) fn cargo_build(workspace: &Path, package: &str, version: Option<&str>
 /// directory of its own, which is returned.
 pub fn build_engine(package: &str, version: Option<&str>) -> PathBuf {
     // One file name for all versions: build and copy belong together.
-    static BUILD: Mutex<()> = Mutex::new(());
-    let _building = BUILD.lock().unwrap_or_else(|e| e.into_inner());
+    let _building = building();
     cargo_build(&workspace(), package, version);
     let directory = scratch(&format!("{package}-{}", version.unwrap_or("own")));
     let library = profile_dir().join(format!("lib{}.so", package.replace('-', "_")));

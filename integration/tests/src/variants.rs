@@ -2,9 +2,8 @@
 //! engine are copied, changed in one place, and built there.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
-use crate::{cargo_build, profile_dir, target_dir, workspace};
+use crate::{building, cargo_build, profile_dir, target_dir, workspace};
 
 /// How the interface of the engine differs from ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +69,7 @@ impl Variant {
 
 /// Builds the example engine against a changed interface; returns the library.
 pub fn build_variant(variant: Variant) -> PathBuf {
-    static BUILD: Mutex<()> = Mutex::new(());
-    let _building = BUILD.lock().unwrap_or_else(|e| e.into_inner());
+    let _building = building();
     let root = target_dir().join("abi-variants").join(variant.name());
     let library = format!("baton_example_engine_{}", variant.name());
 
@@ -100,9 +98,7 @@ pub fn build_variant(variant: Variant) -> PathBuf {
     let members = format!("members = [\"{name}/host-api/abi\", \"{name}/integration/tests/example-engine\"]");
     let tail = tail.replace("\"host-api/abi\"", &format!("\"{name}/host-api/abi\""));
     write_if_changed(&root.join("Cargo.toml"), &format!("{head}{members}{tail}"));
-    if !root.join("Cargo.lock").exists() {
-        std::fs::copy(workspace().join("Cargo.lock"), root.join("Cargo.lock")).expect("the lock file");
-    }
+    std::fs::copy(workspace().join("Cargo.lock"), root.join("Cargo.lock")).expect("the lock file");
     cargo_build(&root, "baton-example-engine", None);
     profile_dir().join(format!("lib{library}.so"))
 }

@@ -1,0 +1,263 @@
+//! A Rust host's view of the engine: settings and their sources, logs, hooks, transfers given up.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use baton_host::{
+    Engine, EngineOptions, Environment, ErrorCode, Event, Level, LogTo, Notification, Op, OpenError, Region,
+    RemoteRegion, SelectError, Source, Status,
+};
+use baton_tests::{build_engine, scratch};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Directory of the engine, built once for this process.
+fn engine_directory() -> &'static PathBuf {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| build_engine("baton-engine", None))
+}
+
+fn environment(variables: &[(&str, &str)]) -> Environment {
+    let plugin = (OsString::from("BATON_PLUGIN"), engine_directory().clone().into_os_string());
+    let given = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    Environment::Given(std::iter::once(plugin).chain(given).collect())
+}
+
+fn options(name: &str) -> EngineOptions {
+    EngineOptions::new(name).environment(environment(&[]))
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < DEADLINE, "{what}: not within {DEADLINE:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Two agents that know each other, with memory of their own; the fields are dropped in this order.
+struct Pair {
+    to_b: RemoteRegion,
+    region_a: Region,
+    region_b: Region,
+    a: Engine,
+    b: Engine,
+    memory_b: Box<[u8]>,
+    _memory_a: Box<[u8]>,
+}
+
+fn pair(names: (&str, &str), len: usize) -> Pair {
+    let a = Engine::open(options(names.0)).expect("open");
+    let b = Engine::open(options(names.1)).expect("open");
+    let (mut memory_a, mut memory_b) = (vec![7u8; len].into_boxed_slice(), vec![9u8; len].into_boxed_slice());
+    // SAFETY: the memory outlives the regions, which come first in the structure.
+    let (region_a, region_b) = unsafe {
+        (
+            a.register(memory_a.as_mut_ptr(), len, Default::default()).expect("register"),
+            b.register(memory_b.as_mut_ptr(), len, Default::default()).expect("register"),
+        )
+    };
+    a.load_remote(names.1, &b.conn_info().expect("info")).expect("load");
+    b.load_remote(names.0, &a.conn_info().expect("info")).expect("load");
+    let to_b = a.import_region(names.1, &region_b.export().expect("export")).expect("import");
+    Pair { to_b, region_a, region_b, a, b, memory_b, _memory_a: memory_a }
+}
+
+#[test]
+fn what_was_chosen_and_why_is_in_the_choice_and_in_the_stats() {
+    let file = scratch("config").join("baton.toml");
+    std::fs::write(&file, "fabric = \"tcp\"\nspin_us = 5\n").expect("a file");
+    let variables = [("BATON_CONFIG", file.to_str().expect("UTF-8")), ("BATON_FABRIC", "local")];
+    let engine = Engine::open(
+        EngineOptions::new("choice").param("fabric", "tcp").environment(environment(&variables)),
+    )
+    .expect("open");
+
+    let fabric = engine.choice().chosen("fabric").expect("a setting");
+    assert_eq!((fabric.value.as_deref(), &fabric.source), (Some("tcp"), &Source::Parameter));
+    let stats: serde_json::Value = serde_json::from_str(&engine.stats().expect("stats")).expect("JSON");
+    let choice = &stats["choice"];
+    assert_eq!(choice["settings"]["fabric"]["value"], "tcp");
+    assert_eq!(choice["settings"]["fabric"]["passed_over"][0]["what"], "environment: local");
+    assert_eq!(choice["settings"]["spin_us"]["source"], format!("file {}", file.display()));
+    assert_eq!(choice["settings"]["backend"]["source"], "default");
+    assert!(choice["engine"]["because"].as_str().is_some_and(|b| b.contains("from environment")), "{choice}");
+}
+
+#[test]
+fn wrong_settings_are_refused_by_name_and_what_the_engine_lacks_by_the_engine() {
+    let refused = Engine::open(options("a").param("fabrik", "tcp")).expect_err("refused");
+    assert!(matches!(&refused, OpenError::Select(SelectError::UnknownName { .. })), "{refused}");
+    assert_eq!(refused.code(), ErrorCode::InvalidParam);
+    for (name, value) in [("fabric", "verbs"), ("backend", "two-sided")] {
+        let refused = Engine::open(options("a").param(name, value)).expect_err("refused");
+        assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
+        let text = refused.to_string();
+        assert!(text.contains(name) && text.contains(value) && !text.contains('\n'), "{text}");
+    }
+    let missing = EngineOptions::new("a").environment(Environment::Given(Vec::new()));
+    let refused = Engine::open(missing.param("plugin", "/no/such/engine.so")).expect_err("refused");
+    assert_eq!(refused.code(), ErrorCode::NotFound);
+}
+
+#[test]
+fn names_that_are_too_long_or_empty_or_have_a_nul_are_refused_with_the_limit() {
+    for name in ["", &"x".repeat(300), "a\0b"] {
+        let refused = Engine::open(options(name)).expect_err("refused");
+        assert_eq!(refused.code(), ErrorCode::InvalidParam, "{refused}");
+    }
+    let text = Engine::open(options(&"x".repeat(300))).expect_err("refused").to_string();
+    assert!(text.contains("255"), "{text}");
+}
+
+#[test]
+fn what_was_chosen_is_logged_once_at_info_through_the_host_s_function() {
+    let records = Arc::new(Mutex::new(Vec::new()));
+    let copy = Arc::clone(&records);
+    let log = LogTo::Function(Box::new(move |level, target, message| {
+        copy.lock().expect("unpoisoned").push((level, target.to_owned(), message.to_owned()));
+    }));
+    let engine = Engine::open(options("talker").param("log", "info").log(log)).expect("open");
+    drop(engine);
+    let records = records.lock().expect("unpoisoned");
+    let chosen: Vec<_> = records.iter().filter(|(_, _, m)| m.starts_with("chosen: ")).collect();
+    assert_eq!(chosen.len(), 1, "{records:?}");
+    assert_eq!((chosen[0].0, chosen[0].1.as_str()), (Level::Info, "baton_host"));
+    assert!(records.iter().all(|(level, ..)| *level <= Level::Info), "{records:?}");
+}
+
+#[test]
+fn the_hook_hears_of_a_notification_and_after_it_is_cleared_of_none() {
+    let pair = pair(("hook-a", "hook-b"), 4096);
+    let (heard, hears) = mpsc::channel();
+    pair.b
+        .set_event_hook(move |event| {
+            if let Event::Notification { peer } = event {
+                let _ = heard.send(peer.to_owned());
+            }
+        })
+        .expect("set");
+    pair.a.notify("hook-b", b"one").expect("notify");
+    assert_eq!(hears.recv_timeout(DEADLINE).expect("heard"), "hook-a");
+    let one = Notification { peer: "hook-a".to_owned(), message: b"one".to_vec() };
+    assert_eq!(pair.b.notifications().expect("notifications"), [one]);
+
+    pair.b.clear_event_hook().expect("cleared");
+    // The closure, and with it the sender, is gone.
+    assert!(matches!(hears.try_recv(), Err(mpsc::TryRecvError::Disconnected)));
+    pair.a.notify("hook-b", b"two").expect("notify");
+    wait("the second notification", || !pair.b.notifications().expect("notifications").is_empty());
+}
+
+#[test]
+fn a_hook_may_use_the_engine_and_a_panic_in_it_harms_nobody() {
+    let pair = pair(("busy-a", "busy-b"), 4096);
+    let engine = pair.b.clone();
+    let (got, gets) = mpsc::channel();
+    pair.b
+        .set_event_hook(move |_| {
+            for notification in engine.notifications().expect("notifications") {
+                let _ = got.send(notification.message);
+            }
+            panic!("wanted by the test");
+        })
+        .expect("set");
+    for message in [b"one", b"two"] {
+        pair.a.notify("busy-b", message).expect("notify");
+        assert_eq!(gets.recv_timeout(DEADLINE).expect("heard"), message);
+    }
+    pair.b.clear_event_hook().expect("cleared");
+}
+
+#[test]
+fn a_waiting_notification_makes_the_descriptor_readable() {
+    let pair = pair(("fd-a", "fd-b"), 4096);
+    let fd = pair.b.notify_fd().expect("a descriptor");
+    // SAFETY: the engine owns the descriptor and lives until the end of the test.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let mut poll = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut poll, Some(&none)).expect("poll"), 0);
+    pair.a.notify("fd-b", b"wake").expect("notify");
+    let deadline = rustix::event::Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut poll, Some(&deadline)).expect("poll"), 1);
+    assert_eq!(pair.b.notifications().expect("notifications").len(), 1);
+}
+
+#[test]
+fn many_transfers_are_polled_together_and_every_byte_arrives() {
+    const BLOCK: u64 = 4096;
+    const COUNT: u64 = 100;
+    let pair = pair(("many-a", "many-b"), (BLOCK * COUNT) as usize);
+    let transfers: Vec<_> = (0..COUNT)
+        .map(|i| {
+            let there = pair.to_b.desc(pair.region_b.addr() + i * BLOCK, BLOCK);
+            pair.a.create_xfer(Op::Write, "many-b", &[pair.region_a.desc(i * BLOCK, BLOCK)], &[there])
+        })
+        .collect::<Result<_, _>>()
+        .expect("create");
+    for transfer in &transfers {
+        assert_eq!(transfer.status().expect("status"), Status::NotPosted);
+        transfer.post(None).expect("post");
+    }
+    let all: Vec<_> = transfers.iter().collect();
+    let mut statuses = vec![i32::MIN; all.len()];
+    wait("all transfers", || pair.a.poll_many(&all, &mut statuses).expect("poll") == 0);
+    assert!(statuses.iter().all(|s| *s == 0), "{statuses:?}");
+    assert!(pair.memory_b.iter().all(|b| *b == 7));
+}
+
+#[test]
+fn transfers_dropped_in_flight_end_without_blocking_and_the_engine_works_on() {
+    const LEN: usize = 64 << 20;
+    let pair = pair(("drop-a", "drop-b"), LEN);
+    for _ in 0..4 {
+        let there = pair.to_b.desc(pair.region_b.addr(), LEN as u64);
+        let here = pair.region_a.desc(0, LEN as u64);
+        let transfer = pair.a.create_xfer(Op::Write, "drop-b", &[here], &[there]).expect("create");
+        transfer.post(None).expect("post");
+        drop(transfer);
+    }
+    let there = pair.to_b.desc(pair.region_b.addr(), LEN as u64);
+    let transfer = pair
+        .a
+        .create_xfer(Op::Write, "drop-b", &[pair.region_a.desc(0, LEN as u64)], &[there])
+        .expect("create");
+    transfer.post(Some(b"last")).expect("post");
+    wait("the last transfer", || transfer.status().expect("status") == Status::Done);
+    wait("its notification", || {
+        pair.b.notifications().expect("notifications").iter().any(|n| n.message == b"last")
+    });
+    assert!(pair.memory_b.iter().all(|b| *b == 7));
+    let mut left = Some(transfer);
+    wait("its release", || match left.take().expect("not yet released").release() {
+        Ok(()) => true,
+        Err(busy) => {
+            left = Some(busy);
+            false
+        }
+    });
+}
+
+#[test]
+fn errors_of_an_operation_have_code_and_text() {
+    let pair = pair(("err-a", "err-b"), 4096);
+    let unknown = pair.a.notify("nobody", b"x").expect_err("refused");
+    assert_eq!(unknown.code, ErrorCode::NotFound);
+    assert!(unknown.text.contains("nobody"), "{unknown}");
+    let there = pair.to_b.desc(pair.region_b.addr(), 4096);
+    let unequal = pair.a.create_xfer(Op::Write, "err-b", &[], &[there]).expect_err("refused");
+    assert_eq!(unequal.code, ErrorCode::InvalidParam);
+    let overflow = pair.to_b.desc(u64::MAX, 4096);
+    let here = pair.region_a.desc(0, 4096);
+    assert!(pair.a.create_xfer(Op::Write, "err-b", &[here], &[overflow]).is_err());
+    for garbage in [&b""[..], b"x", &[0xff; 300]] {
+        let refused = pair.a.load_remote("err-b", garbage).expect_err("refused");
+        assert!(!refused.text.is_empty(), "{refused:?}");
+        assert!(pair.a.import_region("err-b", garbage).is_err());
+    }
+    pair.a.notify("err-b", b"still alive").expect("notify");
+    wait("a notification", || !pair.b.notifications().expect("notifications").is_empty());
+}
