@@ -198,6 +198,55 @@ mod tests {
         assert_eq!(*seen.lock().expect("unpoisoned"), [(Level::Warn, "t".to_owned(), "one".to_owned())]);
     }
 
+    /// Writes every event down: level, target, fields.
+    struct Notes(Arc<Mutex<Vec<String>>>);
+
+    struct Line(String);
+
+    impl tracing::field::Visit for Line {
+        fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+            self.0.push_str(&format!(" {}={value:?}", field.name()));
+        }
+    }
+
+    impl tracing::Subscriber for Notes {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            let metadata = event.metadata();
+            let mut line = Line(format!("{} {}", metadata.level(), metadata.target()));
+            event.record(&mut line);
+            self.0.lock().expect("unpoisoned").push(line.0);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn records_reach_a_tracing_subscriber_with_level_agent_and_module() {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        tracing::subscriber::with_default(Notes(Arc::clone(&notes)), || {
+            let sink = Sink::new(LogTo::Tracing, Some(Level::Info), true, "a");
+            sink.log(Level::Warn, "driver::peer", "gone");
+            sink.log(Level::Debug, "driver::peer", "not wanted");
+            sink.set_level(Some(Level::Trace));
+            sink.log(Level::Trace, "driver", "wanted now");
+        });
+        assert_eq!(
+            *notes.lock().expect("unpoisoned"),
+            [
+                "WARN baton message=gone agent=\"a\" module=\"driver::peer\"",
+                "TRACE baton message=wanted now agent=\"a\" module=\"driver\"",
+            ]
+        );
+    }
+
     #[test]
     fn words_and_numbers_of_levels_agree() {
         for raw in 1..=5 {
