@@ -24,6 +24,7 @@ mod compare;
 mod elf;
 mod engine;
 mod error;
+mod inner;
 mod load;
 mod log;
 mod notify;

@@ -7,8 +7,9 @@ use baton_abi::{
     BatonMemory, BatonSlice,
 };
 
-use crate::engine::{Engine, Inner};
+use crate::engine::Engine;
 use crate::error::Error;
+use crate::inner::Inner;
 use crate::log::Level;
 
 /// What peers may do with a region.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use baton_abi::{BATON_ERR_BUSY, BATON_POST_NOTIFY, BatonSlice, BatonStatus, BatonXfer};
 
-use crate::engine::{Engine, Inner};
+use crate::engine::Engine;
 use crate::error::{Error, ErrorCode, Status};
+use crate::inner::Inner;
 
 /// A transfer, prepared once and posted any number of times. Any thread may use it.
 ///
