@@ -57,14 +57,16 @@ fn side(lanes: usize, active: bool) -> Side {
     Side { fabric, memory, keys, endpoints }
 }
 
-fn service(fabric: Arc<TcpFabric>) {
+/// Serves, and gives back the RECVs that immediates consumed.
+fn service(fabric: Arc<TcpFabric>, repost: bool) {
     std::thread::spawn(move || {
         let fd = fabric.event_fd().expect("an event descriptor");
         loop {
-            if fabric.serve(1 << 20) {
-                continue;
+            let more = fabric.serve(1 << 20);
+            if repost {
+                give_back(&fabric);
             }
-            if fabric.arm() {
+            if !more && fabric.arm() {
                 let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
                 // SAFETY: one descriptor, which the fabric keeps open.
                 unsafe { libc::poll(&mut poll, 1, -1) };
@@ -72,6 +74,15 @@ fn service(fabric: Arc<TcpFabric>) {
             }
         }
     });
+}
+
+fn give_back(fabric: &TcpFabric) {
+    let mut out = [Completion::EMPTY; 64];
+    let n = fabric.poll(&mut out);
+    for c in &out[..n] {
+        assert_eq!(c.status, WcStatus::Success);
+        fabric.post_recv(c.endpoint, &[RecvSlot::default()]).expect("recv");
+    }
 }
 
 fn describe(side: &Side) -> Value {
@@ -97,24 +108,18 @@ fn target(lanes: usize, spin: bool) {
     let slots = vec![RecvSlot::default(); DEPTH as usize];
     side.endpoints.iter().for_each(|(e, _)| side.fabric.post_recv(*e, &slots).expect("recvs"));
     println!("{}", describe(&side));
-    service(Arc::clone(&side.fabric));
+    service(Arc::clone(&side.fabric), true);
     let mut stdin = std::io::stdin().lock();
     connect(&side, &line(&mut stdin));
     println!("{{}}");
-    let fabric = Arc::clone(&side.fabric);
-    std::thread::spawn(move || {
-        let mut out = [Completion::EMPTY; 64];
-        loop {
-            let n = fabric.poll(&mut out);
-            for c in &out[..n] {
-                assert_eq!(c.status, WcStatus::Success);
-                fabric.post_recv(c.endpoint, &[RecvSlot::default()]).expect("recv");
+    if spin {
+        let fabric = Arc::clone(&side.fabric);
+        std::thread::spawn(move || {
+            loop {
+                give_back(&fabric);
             }
-            if !spin {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-    });
+        });
+    }
     let _ = stdin.read_line(&mut String::new());
     if std::env::var("STATS").is_ok() {
         eprintln!("target {}", side.fabric.stats()["counters"]);
@@ -132,7 +137,7 @@ fn initiator(lanes: usize, seconds: f64, pieces: usize, mode: &str) {
     let side = side(lanes, true);
     let peer = line(&mut from);
     writeln!(child.stdin.as_mut().expect("a pipe"), "{}", describe(&side)).expect("the target reads");
-    service(Arc::clone(&side.fabric));
+    service(Arc::clone(&side.fabric), false);
     connect(&side, &peer);
     line(&mut from);
     let mut seqs = vec![0; lanes];

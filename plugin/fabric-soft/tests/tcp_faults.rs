@@ -460,6 +460,71 @@ fn deregistering_in_the_middle_of_an_inbound_write_leaves_the_memory_alone() {
     });
 }
 
+#[test]
+fn a_region_revoked_while_it_is_read_is_finished_with_zeros_and_refused() {
+    guarded(|| {
+        const LEN: usize = 8 << 20;
+        let b = Node::new();
+        let mut blocks: Vec<Block> = (0..3).map(|_| Block::new(&b, LEN)).collect();
+        blocks.iter_mut().for_each(|block| block.fill(11));
+        let mut liar = Liar::new(&b);
+        let piece = |block: &Block| Piece { key: block.keys.remote, addr: block.addr(), len: LEN as u32 };
+        let pieces: Vec<Piece> = blocks.iter().map(piece).collect();
+        let header = Header { count: 3, ends: 3, ..liar.header(FrameOp::ReadReq) };
+        liar.say(&header, &pieces, &[]);
+        // The answers fill the sockets' buffers and then wait, because nobody reads them.
+        b.until("the socket is full", |b| b.counter("sends_blocked") > 0);
+        let blocked_at = b.counter("bytes_sent") as usize;
+        assert!(blocked_at < 3 * LEN, "more fits the socket's buffers than this test has");
+        for block in &mut blocks {
+            b.fabric.deregister(block.keys, soon()).unwrap();
+            block.fill(12);
+        }
+        let (answers, refusal) = read_answers(&mut liar);
+        assert_eq!((refusal.op, refusal.status), (FrameOp::Nak, frame::Status::Access));
+        assert_eq!(refusal.seq as usize, answers.good / LEN, "the first one that is not whole");
+        assert!(answers.aborted);
+        let original = pattern(11, LEN);
+        for (i, byte) in answers.bytes.iter().enumerate() {
+            let zero_filled = i >= answers.good && *byte == 0;
+            assert!(zero_filled || *byte == original[i % LEN], "byte {i} of the answers is {byte}");
+        }
+        closed(liar.stream);
+        assert_eq!(b.counter("zero_filled"), 1);
+    });
+}
+
+#[derive(Default)]
+struct Answers {
+    bytes: Vec<u8>,
+    good: usize,
+    aborted: bool,
+}
+
+/// Everything until the refusal.
+fn read_answers(liar: &mut Liar) -> (Answers, Header) {
+    let mut answers = Answers::default();
+    loop {
+        let mut header = [0; frame::HEADER];
+        liar.stream.read_exact(&mut header).unwrap();
+        let header = frame::decode(&header, liar.epoch).unwrap();
+        if header.op != FrameOp::ReadResp {
+            return (answers, header);
+        }
+        assert!(!answers.aborted, "an answer after one that was cut short");
+        assert_eq!(header.seq as usize, answers.bytes.len());
+        let mut payload = vec![0; header.len as usize];
+        liar.stream.read_exact(&mut payload).unwrap();
+        answers.bytes.extend_from_slice(&payload);
+        let mut trailer = [0; frame::TRAILER];
+        liar.stream.read_exact(&mut trailer).unwrap();
+        match frame::decode_trailer(&trailer).unwrap() {
+            true => answers.good = answers.bytes.len(),
+            false => answers.aborted = true,
+        }
+    }
+}
+
 // ---- volume
 
 #[test]

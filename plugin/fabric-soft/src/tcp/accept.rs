@@ -185,7 +185,9 @@ fn welcome(shared: &Shared, half: HalfOpen) {
                 return;
             };
             let mut link = endpoint.link.lock();
-            if link.taken {
+            // The same endpoint may dial again as long as nobody has taken up its first connection.
+            let again = link.accepted.as_ref().is_some_and(|(_, first)| *first == from);
+            if link.taken && !again {
                 shared.counters.half_open_unknown.add(1);
                 say(&half.fd, Answer::NoSuchEndpoint, &to);
                 return;

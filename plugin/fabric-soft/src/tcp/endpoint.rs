@@ -17,8 +17,8 @@ use super::shared::Shared;
 use super::sys;
 use super::transmit::Transmitter;
 
-/// How long a refusal waits for the peer to take note before the connection is cut.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a refusal waits, without a byte moving, for the peer to take note before the connection is cut.
+const LINGER: Duration = Duration::from_secs(4);
 
 /// State of an endpoint; it only moves downwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -218,6 +218,13 @@ impl Endpoint {
         self.rx_ready.store(true, Ordering::SeqCst);
         self.tx_work.store(true, Ordering::SeqCst);
         shared.tick_soon();
+    }
+
+    /// Bytes went out; a peer that takes them is not given up.
+    pub fn keep_closing(&self) {
+        if self.state() == State::Closing {
+            *self.closing_since.lock() = Some(Instant::now());
+        }
     }
 
     /// The socket said so; the reader finds out what the peer said before.

@@ -72,15 +72,18 @@ pub struct TcpConfig {
 
 impl Default for TcpConfig {
     fn default() -> TcpConfig {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         TcpConfig {
             listen: None,
             advertise: Vec::new(),
             user_timeout: Duration::from_secs(4),
             socket_buffer_bytes: 4 << 20,
-            io_threads: if cpus <= 2 { 1 } else { 2 },
+            io_threads: if cpus() <= 2 { 1 } else { 2 },
         }
     }
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The fabric `tcp`.
@@ -153,7 +156,7 @@ impl Fabric for TcpFabric {
             max_rq_depth: MAX_DEPTH,
             max_message_bytes: MAX_MESSAGE_BYTES,
             inline_bytes: INLINE_BYTES as u32,
-            default_lanes: 2,
+            default_lanes: if cpus() <= 2 { 1 } else { 2 },
             stripe_min_bytes: 8 << 20,
             immediate: true,
             owner_revokes: true,

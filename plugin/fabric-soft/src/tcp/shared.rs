@@ -199,7 +199,12 @@ impl Shared {
     pub fn push_ready(&self, endpoint: &Arc<Endpoint>) {
         if !endpoint.queued.swap(true, Ordering::SeqCst) {
             let mut ready = self.ready.lock();
-            ready.push_back(Arc::clone(endpoint));
+            // Control is little and never waits behind bulk.
+            if endpoint.config.control {
+                ready.push_front(Arc::clone(endpoint));
+            } else {
+                ready.push_back(Arc::clone(endpoint));
+            }
             self.ready_len.store(ready.len(), Ordering::SeqCst);
         }
     }

@@ -416,6 +416,7 @@ impl Transmitter {
                 shared.counters.sends.add(1);
                 shared.counters.bytes_sent.add(n as u64);
                 self.forward(n);
+                endpoint.keep_closing();
                 Step::Sent(n)
             }
             Ok(None) => {

@@ -85,6 +85,8 @@ fn work(shared: &Shared) {
         }
         if shared.has_completions() {
             shared.wake();
+        } else if shared.has_ready() {
+            shared.wake_later();
         }
     }
 }
