@@ -21,7 +21,7 @@ use baton_core::wire::{ConnInfo, HostId, ProtocolRange, SessionKey, check_name};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ pub(crate) struct Shared {
     pub self_copies: SelfCopies,
     pub revokes: Revokes,
     pub poller: Mutex<[Completion; POLL_BATCH]>,
-    pub credit_waiters: Mutex<Vec<Arc<Peer>>>,
+    pub credit_waiters: Mutex<VecDeque<Arc<Peer>>>,
     pub credit_waiters_count: AtomicUsize,
     pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
     pub last_caller_poll_ns: AtomicU64,
@@ -198,7 +198,7 @@ impl Driver {
             self_copies: SelfCopies::new(),
             revokes: Revokes::default(),
             poller: Mutex::new([Completion::EMPTY; POLL_BATCH]),
-            credit_waiters: Mutex::new(Vec::new()),
+            credit_waiters: Mutex::new(VecDeque::new()),
             credit_waiters_count: AtomicUsize::new(0),
             credit_dirty: Mutex::new(Vec::new()),
             last_caller_poll_ns: AtomicU64::new(0),

@@ -16,18 +16,18 @@ use baton_core::peer::EndReason;
 use baton_core::wire::{
     Agreed, ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Handshakes under way per source; another waits its turn, it is never refused (PROTOCOL §2).
+/// Endpoint sets of handshakes under way per source; another waits its turn (PROTOCOL §2).
 const MAX_HALF_OPEN_PER_SOURCE: usize = 16;
-/// Connections of one source that wait for a turn; beyond, the newest is closed and counted.
-const MAX_WAITING_PER_SOURCE: usize = 1024;
+/// Connections that have not proved to hold the session key; beyond, the oldest is closed and counted.
+const MAX_STRANGERS: usize = 128;
 /// Time for a handshake at the listener (times the timeout scale).
 const HALF_OPEN_MS: u64 = 3000;
 /// Time for the old epoch to end before a new one is accepted (times the timeout scale).
@@ -59,38 +59,65 @@ pub(crate) fn bind(spec: &ListenSpec) -> Result<TcpListener> {
     Err(err!(Local, "cannot listen on {} port {first}..{end}: {why}; choose another BATON_LISTEN", spec.addr))
 }
 
-/// Handshakes under way and waiting, by source.
+/// Connections on their way to a session.
 #[derive(Default)]
-pub(crate) struct HalfOpen(Mutex<HashMap<IpAddr, (usize, VecDeque<TcpStream>)>>);
+pub(crate) struct HalfOpen {
+    /// Those that have not proved to hold the session key, oldest first; the clone is there to end them.
+    strangers: Mutex<VecDeque<(u64, TcpStream)>>,
+    /// Endpoint sets of handshakes under way, by source.
+    sets: Mutex<HashMap<IpAddr, usize>>,
+    set_freed: Condvar,
+    next_id: AtomicU64,
+}
 
 impl HalfOpen {
-    /// Takes a connection in; it comes back if a thread should start on it now.
-    fn admit(&self, source: IpAddr, stream: TcpStream) -> std::result::Result<Option<TcpStream>, TcpStream> {
-        let mut all = self.0.lock();
-        let (active, waiting) = all.entry(source).or_default();
-        if *active < MAX_HALF_OPEN_PER_SOURCE {
-            *active += 1;
-            return Ok(Some(stream));
+    /// Takes a stranger in. When there are too many, the oldest is sent away: silence must not keep others out.
+    fn enter(&self, stream: &TcpStream) -> std::io::Result<(u64, bool)> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut strangers = self.strangers.lock();
+        strangers.push_back((id, stream.try_clone()?));
+        let crowded = strangers.len() > MAX_STRANGERS;
+        if crowded && let Some((_, oldest)) = strangers.pop_front() {
+            // It may have gone by itself.
+            let _gone = oldest.shutdown(std::net::Shutdown::Both);
         }
-        if waiting.len() >= MAX_WAITING_PER_SOURCE {
-            return Err(stream);
-        }
-        waiting.push_back(stream);
-        Ok(None)
+        Ok((id, crowded))
     }
 
-    /// A handshake ended: the next connection of that source for the same thread.
-    fn next(&self, source: IpAddr) -> Option<TcpStream> {
-        let mut all = self.0.lock();
-        let (active, waiting) = all.get_mut(&source)?;
-        let next = waiting.pop_front();
-        if next.is_none() {
-            *active -= 1;
-            if *active == 0 {
-                all.remove(&source);
+    /// It is no stranger any more, or gone.
+    fn leave(&self, id: u64) {
+        self.strangers.lock().retain(|(other, _)| *other != id);
+    }
+
+    /// Waits for a place for an endpoint set.
+    fn place(&self, source: IpAddr, deadline: Instant) -> Option<Place<'_>> {
+        let mut sets = self.sets.lock();
+        while sets.get(&source).is_some_and(|n| *n >= MAX_HALF_OPEN_PER_SOURCE) {
+            if self.set_freed.wait_until(&mut sets, deadline).timed_out() {
+                return None;
             }
         }
-        next
+        *sets.entry(source).or_default() += 1;
+        Some(Place { half_open: self, source })
+    }
+}
+
+/// A place for an endpoint set; free again when dropped.
+struct Place<'a> {
+    half_open: &'a HalfOpen,
+    source: IpAddr,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut sets = self.half_open.sets.lock();
+        if let Some(n) = sets.get_mut(&self.source) {
+            *n -= 1;
+            if *n == 0 {
+                sets.remove(&self.source);
+            }
+        }
+        self.half_open.set_freed.notify_all();
     }
 }
 
@@ -113,46 +140,53 @@ impl Shared {
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(e) => return tracing::warn!("listener: {e}"),
             };
-            match self.half_open.admit(source, stream) {
-                Ok(None) => {}
-                Ok(Some(stream)) => self.start_handshake(source, stream),
-                Err(_closed) => {
-                    self.counters.accepts_dropped.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    fn start_handshake(self: &Arc<Self>, source: IpAddr, stream: TcpStream) {
-        let shared = Arc::clone(self);
-        let spawned = self.threads.spawn("baton-accept", move || {
-            let mut next = Some(stream);
-            while let Some(stream) = next {
-                if let Err(e) = shared.listen_handshake(stream) {
+            let shared = Arc::clone(self);
+            let spawned = self.threads.spawn("baton-accept", move || {
+                if let Err(e) = shared.listen_handshake(source, stream) {
                     shared.counters.handshakes_refused.fetch_add(1, Ordering::Relaxed);
                     tracing::info!("connection from {source} refused: {e}");
                 }
-                next = shared.half_open.next(source);
+            });
+            if let Err(e) = spawned {
+                self.counters.accepts_dropped.fetch_add(1, Ordering::Relaxed);
+                tracing::error!("no thread for a handshake: {e}");
             }
-        });
-        if let Err(e) = spawned {
-            tracing::error!("no thread for a handshake: {e}");
-            // The slot goes back; connections that wait are closed by being dropped here.
-            while self.half_open.next(source).is_some() {}
         }
     }
 
-    fn listen_handshake(self: &Arc<Self>, stream: TcpStream) -> Result<()> {
+    /// Waits for HELLO; a stranger who says nothing is sent away when others come.
+    fn greet(
+        &self,
+        stream: &mut TcpStream,
+        reader: &mut FrameReader,
+        deadline: Instant,
+    ) -> Result<HelloReceived> {
+        let (id, crowded) = self.half_open.enter(stream).map_err(|e| err!(Local, "handshake: {e}"))?;
+        if crowded {
+            self.counters.accepts_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        let body = read_frame(stream, reader, deadline);
+        let received = body.and_then(|body| {
+            told(Listener::new(self.session_key.clone(), self.instance).on_hello(&body), stream, deadline)
+        });
+        self.half_open.leave(id);
+        received
+    }
+
+    fn listen_handshake(self: &Arc<Self>, source: IpAddr, stream: TcpStream) -> Result<()> {
         let deadline = Instant::now() + self.scaled(HALF_OPEN_MS);
         stream.set_nonblocking(false).map_err(|e| err!(Local, "handshake: {e}"))?;
         let mut stream = prepare(stream).map_err(|e| err!(Local, "handshake: {e}"))?;
         let mut reader = FrameReader::new();
-        let body = read_frame(&mut stream, &mut reader, deadline)?;
-        let received = told(
-            Listener::new(self.session_key.clone(), self.instance).on_hello(&body),
-            &mut stream,
-            deadline,
-        )?;
+        let received = self.greet(&mut stream, &mut reader, deadline)?;
+        // From here on the other side is known to hold the key; its time starts anew when it gets a place.
+        let Some(_place) = self.half_open.place(source, deadline) else {
+            let text =
+                format!("{MAX_HALF_OPEN_PER_SOURCE} handshakes from {source} are under way; try again");
+            let refusal = Refusal::new(ErrorCode::Busy, text);
+            return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+        };
+        let deadline = Instant::now() + self.scaled(HALF_OPEN_MS);
         let hello = received.hello.clone();
         if let Decision::Refuse(refusal) = self.with_machine(&hello, |machine| machine.on_hello(&hello)) {
             return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);

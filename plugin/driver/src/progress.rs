@@ -94,9 +94,15 @@ impl Shared {
 
     // A credit word arrives without a completion, so whoever waits for one is looked at in every poll.
     fn poll_credit(self: &Arc<Self>) {
-        let waiters = std::mem::take(&mut *self.credit_waiters.lock());
-        self.credit_waiters_count.store(0, Ordering::Relaxed);
-        for peer in waiters {
+        // Those who go on waiting join the queue again, so one round is as long as the queue is now.
+        for _ in 0..self.credit_waiters_count.load(Ordering::Relaxed) {
+            let next = {
+                let mut waiters = self.credit_waiters.lock();
+                let next = waiters.pop_front();
+                self.credit_waiters_count.store(waiters.len(), Ordering::Relaxed);
+                next
+            };
+            let Some(peer) = next else { return };
             peer.waits_for_credit.store(false, Ordering::Relaxed);
             let mut state = peer.state.lock();
             if let Some(channel) = state.conn.channel() {
@@ -111,7 +117,7 @@ impl Shared {
     pub(crate) fn note_credit_waiter(&self, peer: &Arc<Peer>) {
         if !peer.waits_for_credit.swap(true, Ordering::Relaxed) {
             let mut waiters = self.credit_waiters.lock();
-            waiters.push(Arc::clone(peer));
+            waiters.push_back(Arc::clone(peer));
             self.credit_waiters_count.store(waiters.len(), Ordering::Relaxed);
         }
     }
@@ -124,8 +130,9 @@ impl Shared {
 
     /// Announces all credit that is not announced yet: the rule before the engine sleeps (PROTOCOL §5).
     pub(crate) fn flush_credit(self: &Arc<Self>) {
-        let dirty = std::mem::take(&mut *self.credit_dirty.lock());
-        for peer in dirty {
+        loop {
+            let next = self.credit_dirty.lock().pop();
+            let Some(peer) = next else { return };
             peer.credit_dirty.store(false, Ordering::Release);
             let mut state = peer.state.lock();
             if let Some(channel) = state.conn.channel() {

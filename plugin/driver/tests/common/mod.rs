@@ -1,5 +1,8 @@
 //! Two engines in one process over a software fabric, and memory with sentinels around it.
 
+// Each test binary uses its part of this.
+#![allow(dead_code)]
+
 use baton_driver::{Config, Desc, Driver, Notification, Status, Xfer};
 use baton_fabric::{Fabric, Memory, MemoryKind, Op};
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
