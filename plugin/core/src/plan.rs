@@ -5,6 +5,8 @@
 //! their *destination* (remote for WRITE, local for READ) comes last. Where destinations overlap the plan keeps the host's order
 //! and asks for one lane ([`Plan::is_ordered`]): then the later piece is also placed later.
 
+mod order;
+
 use baton_fabric::Op;
 
 /// One descriptor pair: a span of local memory and the span of remote memory it moves from or to.
@@ -158,19 +160,19 @@ fn arrange(op: Op, pairs: &mut Vec<Pair>) -> bool {
     match op {
         Op::Write if remote_ascends => return true,
         Op::Write => {
-            let order = sorted_order(pairs, by_remote);
+            let order = order::ascending(pairs, by_remote);
             if overlaps(pairs, &order, op) {
                 return false;
             }
             *pairs = gather(pairs, &order);
         }
         Op::Read => {
-            if !ascending(by_local) && overlaps(pairs, &sorted_order(pairs, by_local), op) {
+            if !ascending(by_local) && overlaps(pairs, &order::ascending(pairs, by_local), op) {
                 return false;
             }
-            // Sources may overlap or repeat; an index as last part of the key keeps the result deterministic.
+            // Sources may overlap or repeat; the order of equal ones stays the host's.
             if !remote_ascends {
-                let order = sorted_order(pairs, by_remote);
+                let order = order::ascending(pairs, by_remote);
                 *pairs = gather(pairs, &order);
             }
         }
@@ -178,32 +180,13 @@ fn arrange(op: Op, pairs: &mut Vec<Pair>) -> bool {
     true
 }
 
-/// Positions of `pairs` in ascending order of (region, address, position).
-fn sorted_order(pairs: &[Pair], key: fn(&Pair) -> (u32, u64)) -> Vec<u128> {
-    // region 32 bits | address 64 bits | position 32 bits: one integer comparison per step of the sort.
-    let mut order: Vec<u128> = pairs
-        .iter()
-        .enumerate()
-        .map(|(index, pair)| {
-            let (region, addr) = key(pair);
-            (u128::from(region) << 96) | (u128::from(addr) << 32) | index as u128
-        })
-        .collect();
-    order.sort_unstable();
-    order
+fn gather(pairs: &[Pair], order: &[u32]) -> Vec<Pair> {
+    order.iter().map(|&position| pairs[position as usize]).collect()
 }
 
-fn position(key: u128) -> usize {
-    (key & 0xFFFF_FFFF) as usize
-}
-
-fn gather(pairs: &[Pair], order: &[u128]) -> Vec<Pair> {
-    order.iter().map(|&key| pairs[position(key)]).collect()
-}
-
-fn overlaps(pairs: &[Pair], order: &[u128], op: Op) -> bool {
+fn overlaps(pairs: &[Pair], order: &[u32], op: Op) -> bool {
     order.windows(2).any(|w| {
-        let (a, b) = (&pairs[position(w[0])], &pairs[position(w[1])]);
+        let (a, b) = (&pairs[w[0] as usize], &pairs[w[1] as usize]);
         let ((region_a, addr_a), (region_b, addr_b)) = (a.destination(op), b.destination(op));
         region_a == region_b && addr_a + a.len_bytes > addr_b
     })

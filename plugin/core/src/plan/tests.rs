@@ -74,6 +74,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn both_sorts_agree_with_the_obvious_one(
+        n in prop_oneof![0usize..50, 2040usize..4000],
+        spread in prop_oneof![Just(1u64), Just(1 << 20), Just(1 << 44), Just(u64::MAX)],
+        regions in prop_oneof![Just(1u32), Just(3), Just(u32::MAX)],
+        align in prop_oneof![Just(1u64), Just(4096)],
+        seed in any::<u64>(),
+    ) {
+        let mut state = seed;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state ^ (state >> 31)
+        };
+        let pairs: Vec<Pair> = (0..n)
+            .map(|_| Pair { remote: (random() >> 20) as u32 % regions, ..pair(0, random() % spread / align * align, 1) })
+            .collect();
+        let key: fn(&Pair) -> (u32, u64) = |p| (p.remote, p.remote_addr);
+        let mut expected: Vec<u32> = (0..n as u32).collect();
+        expected.sort_by_key(|&at| key(&pairs[at as usize]));
+        prop_assert_eq!(order::ascending(&pairs, key), expected);
+    }
+}
+
 #[test]
 fn neighbours_on_both_sides_merge_whatever_their_order() {
     let pairs: Vec<Pair> = [3, 0, 2, 1].map(|n| pair(100 + 10 * n, 500 + 10 * n, 10)).to_vec();
