@@ -108,9 +108,11 @@ pub(crate) struct ExtraStep {
 impl Session {
     /// Starts an epoch. The driver has already posted `rq_depth` empty RECVs on every endpoint.
     ///
-    /// Depths, rings and the number of lanes are the handshake's to check; values outside their documented limits panic here.
+    /// Panics where [`SessionSetup::check`] fails: ask it first about what a peer had a say in.
     pub fn new(mut setup: SessionSetup, now: Nanos) -> Session {
-        assert!(setup.caps.inline_bytes >= 8, "a fabric that cannot inline a credit word");
+        if let Err(error) = setup.check() {
+            panic!("{error}");
+        }
         let lane_count = u8::try_from(setup.lanes.len()).expect("at most 64 lanes");
         let page = CreditPage::new(lane_count);
         let control = Port::new(RingId::Control, &setup.control);

@@ -562,3 +562,19 @@ fn limits_are_refused_by_name() {
     let refused = world.nodes[0].session.submit(now, 4, three_lanes, None);
     assert!(matches!(refused, Err(SubmitError::LaneMap { lanes: 1, .. })), "{refused:?}");
 }
+
+#[test]
+fn a_setup_that_cannot_work_is_refused_by_name() {
+    let world = World::new(Config::default(), 1);
+    let refusal = |change: &dyn Fn(&mut SessionSetup)| {
+        let mut setup = world.setup(0);
+        change(&mut setup);
+        setup.check().unwrap_err().to_string()
+    };
+    assert_eq!(world.setup(0).check(), Ok(()));
+    assert!(refusal(&|s| s.lanes[1].sq_depth = 3).contains("lane 1 sq_depth is 3"));
+    assert!(refusal(&|s| s.control.rq_depth = 0).contains("control rq_depth is 0"));
+    assert!(refusal(&|s| s.lanes[0].ring_bytes = 700).contains("lane 0 ring_bytes is 700"));
+    assert!(refusal(&|s| s.lanes.clear()).contains("number of lanes is 0"));
+    assert!(refusal(&|s| s.caps.inline_bytes = 7).contains("inline limit is 7"));
+}

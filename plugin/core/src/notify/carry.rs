@@ -72,6 +72,17 @@ impl Carry {
         Ok(seq)
     }
 
+    /// For another session with the same peer instance: its numbers start anew on both sides, what waits and what the host has not popped stays.
+    pub fn restart(mut self) -> Carry {
+        self.next_notify_seq = 1;
+        self.seen = NotifyWindow::default();
+        for one in &mut self.unacknowledged {
+            one.seq = NotifySeq(self.next_notify_seq);
+            self.next_notify_seq += 1;
+        }
+        self
+    }
+
     /// Drops what is past its deadline; the numbers dropped.
     pub fn expire(&mut self, now: Nanos) -> Vec<NotifySeq> {
         let mut expired = Vec::new();

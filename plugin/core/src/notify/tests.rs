@@ -191,3 +191,21 @@ fn a_peer_without_a_session_gets_its_messages_queued_up_to_the_limits() {
     carry.queue(&vec![0; 1 << 20], Nanos(5), usize::MAX).unwrap();
     assert!(carry.queue(b"x", Nanos(5), 10).is_err());
 }
+
+#[test]
+fn another_session_starts_numbers_anew_and_keeps_what_waits() {
+    let mut carry = Carry::default();
+    for message in [b"a", b"b", b"c"] {
+        carry.queue(message, Nanos(9), 10).unwrap();
+    }
+    assert!(carry.seen.insert(NotifySeq(1)));
+    carry.unacknowledged.pop_front();
+    carry.unpopped_messages = 7;
+    let mut carry = carry.restart();
+    let waiting: Vec<_> = carry.waiting().iter().map(|one| (one.seq.0, one.message.clone())).collect();
+    assert_eq!(waiting, [(1, b"b".to_vec()), (2, b"c".to_vec())]);
+    assert_eq!(carry.queue(b"d", Nanos(9), 10), Ok(NotifySeq(3)));
+    assert!(carry.seen.insert(NotifySeq(1)));
+    carry.on_popped(5, 0);
+    assert_eq!(carry.unpopped_messages, 2);
+}

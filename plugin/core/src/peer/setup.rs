@@ -56,6 +56,46 @@ pub struct SessionSetup {
     pub carry: Carry,
 }
 
+/// What was agreed cannot carry a session.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, the session machine needs {need}")]
+pub struct SetupError {
+    /// Which number.
+    pub what: String,
+    /// Its value.
+    pub value: u64,
+    /// What it has to be.
+    pub need: &'static str,
+}
+
+impl SessionSetup {
+    /// Checks what a peer had a say in. [`super::Session::new`] panics where this fails.
+    pub fn check(&self) -> Result<(), SetupError> {
+        let refuse = |what: String, value, need| Err(SetupError { what, value, need });
+        if !(1..=64).contains(&self.lanes.len()) {
+            return refuse("the number of lanes".into(), self.lanes.len() as u64, "1 to 64");
+        }
+        if self.caps.inline_bytes < 8 {
+            let value = u64::from(self.caps.inline_bytes);
+            return refuse("the fabric's inline limit".into(), value, "at least a credit word of 8 bytes");
+        }
+        let lanes = self.lanes.iter().enumerate().map(|(n, lane)| (format!("lane {n}"), lane));
+        for (name, lane) in lanes.chain([("control".to_owned(), &self.control)]) {
+            if lane.sq_depth < MIN_SQ_DEPTH {
+                return refuse(format!("{name} sq_depth"), u64::from(lane.sq_depth), "at least 4");
+            }
+            if lane.rq_depth == 0 {
+                return refuse(format!("{name} rq_depth"), 0, "at least 1");
+            }
+            if lane.ring_bytes < 512 || !lane.ring_bytes.is_multiple_of(256) {
+                let value = u64::from(lane.ring_bytes);
+                return refuse(format!("{name} ring_bytes"), value, "a multiple of 256, at least 512");
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Limits of a session. The defaults are the protocol's starting values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
