@@ -5,12 +5,11 @@
 #![forbid(unsafe_code)]
 
 pub mod credit;
-pub mod ids;
-pub mod lifeline;
-pub mod handshake;
 pub mod epoch;
-pub mod wire;
+pub mod handshake;
+pub mod ids;
 pub mod ledger;
+pub mod lifeline;
 pub mod notify;
 pub mod one_sided;
 pub mod peer;
@@ -18,5 +17,6 @@ pub mod plan;
 pub mod prepared;
 pub mod registry;
 pub mod sequence;
+pub mod wire;
 
 pub use ids::*;
