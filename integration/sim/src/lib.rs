@@ -13,6 +13,7 @@
 
 mod cells;
 mod checker;
+mod drive;
 mod link;
 mod memory;
 mod report;

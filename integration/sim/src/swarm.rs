@@ -3,13 +3,14 @@
 use crate::Check;
 use crate::cells::Cells;
 use crate::checker::{Checker, Way, Xfer, message};
+use crate::drive::Later;
 use crate::link::{Link, Open, Shape, Side};
 use crate::report::{Failure, Options, Reached, Report};
 use crate::workload::Recipe;
 use baton_core::Nanos;
 
-use baton_core::peer::{CancelOutcome, EndReason, Event, SubmitError};
-use baton_fabric::{Completion, EndpointId, Fabric};
+use baton_core::peer::{CancelOutcome, EndReason, SubmitError};
+use baton_fabric::EndpointId;
 use baton_fabric_sim::{Rng, SimConfig, SimFabric, SimWorld};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,36 +37,28 @@ pub fn run(seed: u64, options: Options) -> Result<Report, Failure> {
     Err(Failure { seed, step: at.0, at_ns: at.1, what })
 }
 
-/// Something for later.
-#[derive(Debug)]
-enum Later {
-    /// A lifeline tells this side that its peer has fenced, or is gone.
-    Told { link: usize, side: usize, epoch: u32, reason: EndReason },
-    /// Both sides are closed: the next epoch.
-    Reopen { link: usize },
-}
-
-struct Swarm {
-    options: Options,
-    world: SimWorld,
-    retry_timeout_ns: u64,
-    rng: Rng,
-    fabrics: Vec<Arc<SimFabric>>,
-    alive: Vec<bool>,
-    cells: Vec<Cells>,
-    links: Vec<Link>,
-    routes: BTreeMap<(usize, EndpointId), Way>,
-    checker: Checker,
-    later: BTreeMap<(u64, u64), Later>,
-    tick: u64,
-    step: u32,
-    epochs: u64,
+/// A run.
+pub(crate) struct Swarm {
+    pub(crate) options: Options,
+    pub(crate) world: SimWorld,
+    pub(crate) retry_timeout_ns: u64,
+    pub(crate) rng: Rng,
+    pub(crate) fabrics: Vec<Arc<SimFabric>>,
+    pub(crate) alive: Vec<bool>,
+    pub(crate) cells: Vec<Cells>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) routes: BTreeMap<(usize, EndpointId), Way>,
+    pub(crate) checker: Checker,
+    pub(crate) later: BTreeMap<(u64, u64), Later>,
+    pub(crate) tick: u64,
+    pub(crate) step: u32,
+    pub(crate) epochs: u64,
     /// Some hosts take no notification before the end: the peer must be held back.
-    host_pops: bool,
+    pub(crate) host_pops: bool,
     /// Of closed epochs.
-    reached: Reached,
+    pub(crate) reached: Reached,
     /// Something happened since this was last cleared.
-    busy: bool,
+    pub(crate) busy: bool,
 }
 
 impl Swarm {
@@ -137,7 +130,7 @@ impl Swarm {
         reached
     }
 
-    fn now(&self) -> Nanos {
+    pub(crate) fn now(&self) -> Nanos {
         Nanos(self.world.now_ns())
     }
 
@@ -151,6 +144,9 @@ impl Swarm {
             if step % 64 == 0 {
                 self.links.iter().try_for_each(|link| link.check_credit(false))?;
             }
+        }
+        if !self.host_pops {
+            self.flood()?;
         }
         self.come_to_rest()?;
         let alive = self.alive.clone();
@@ -188,7 +184,10 @@ impl Swarm {
                 self.poll(node, most)?;
             }
             70..=81 => self.submit()?,
-            82..=87 => self.notify()?,
+            82..=87 => {
+                let way = self.random_way();
+                self.notify(way)?;
+            }
             88..=91 if self.host_pops => self.pop_some()?,
             92..=93 => self.cancel()?,
             94..=95 => self.look_around()?,
@@ -257,8 +256,25 @@ impl Swarm {
         }
     }
 
-    fn notify(&mut self) -> Check {
-        let way @ (link, side) = self.random_way();
+    /// Many notifications to hosts that take none; [`Link::check_inbox`] says when that goes too far.
+    fn flood(&mut self) -> Check {
+        for _ in 0..100 {
+            self.due()?;
+            for way in (0..self.links.len()).flat_map(|link| [(link, 0), (link, 1)]) {
+                self.notify(way)?;
+                self.look(way, true)?;
+            }
+            for _ in 0..8 * self.links.len() {
+                self.world.step();
+            }
+            for node in 0..self.fabrics.len() {
+                self.poll(node, 64)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn notify(&mut self, way @ (link, side): Way) -> Check {
         let limit = baton_core::peer::message_limit(self.links[link].shape.ring_bytes);
         let (len, now, id) = (self.message_len(limit), self.now(), self.checker.new_id());
         let text = message(id, len);
@@ -363,7 +379,7 @@ impl Swarm {
         }
     }
 
-    fn tell(&mut self, link: usize, side: usize, reason: EndReason) {
+    pub(crate) fn tell(&mut self, link: usize, side: usize, reason: EndReason) {
         self.links[link].faulted = true;
         let delay = self.rng.between(1_000, 500_000);
         let epoch = self.links[link].epoch;
@@ -382,160 +398,6 @@ impl Swarm {
             }
             self.tell(link, 1 - side, EndReason::PeerGone("lifeline ended".into()));
         }
-    }
-
-    // ---- driving
-
-    fn schedule(&mut self, delay_ns: u64, what: Later) {
-        self.tick += 1;
-        self.later.insert((self.world.now_ns() + delay_ns, self.tick), what);
-    }
-
-    fn open(&mut self, link: usize) -> Check {
-        let [a, b] = self.links[link].nodes;
-        if !self.alive[a] || !self.alive[b] {
-            return Ok(());
-        }
-        let fabrics = [&self.fabrics[a], &self.fabrics[b]];
-        self.links[link].open(&self.world, fabrics)?;
-        self.epochs += 1;
-        for side in [0, 1] {
-            let node = self.links[link].nodes[side];
-            let Some(open) = &self.links[link].sides[side].open else { continue };
-            for endpoint in &open.endpoints {
-                self.routes.insert((node, *endpoint), (link, side));
-            }
-            self.pump((link, side))?;
-        }
-        Ok(())
-    }
-
-    /// What is due now: lifelines, reopenings, deadlines, ends that have become quiet.
-    fn due(&mut self) -> Check {
-        let now = self.now();
-        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now.0) {
-            self.busy = true;
-            match entry.remove() {
-                Later::Reopen { link } => self.open(link)?,
-                Later::Told { link, side, epoch, reason } => {
-                    if self.links[link].epoch == epoch {
-                        self.end((link, side), reason)?;
-                    }
-                }
-            }
-        }
-        for link in 0..self.links.len() {
-            for side in [0, 1] {
-                let Some(open) = &mut self.links[link].sides[side].open else { continue };
-                if open.ending {
-                    self.finish_end((link, side))?;
-                } else if open.session.next_timeout().is_some_and(|at| at <= now) {
-                    open.session.on_timeout(now);
-                    self.pump((link, side))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes up to `most` completions of a node.
-    fn poll(&mut self, node: usize, most: usize) -> Check {
-        let mut out = vec![Completion::EMPTY; most];
-        let n = self.fabrics[node].poll(&mut out);
-        for completion in &out[..n] {
-            self.busy = true;
-            let Some(way) = self.routes.get(&(node, completion.endpoint)).copied() else {
-                return Err(format!("node {node}: a completion of nobody's endpoint: {completion:?}"));
-            };
-            let now = self.now();
-            if let Some(open) = &mut self.links[way.0].sides[way.1].open {
-                open.session.on_completion(now, completion, &open.memory);
-            }
-            self.pump(way)?;
-        }
-        Ok(())
-    }
-
-    /// Carries out what a session wants, and hears what it has to tell.
-    fn pump(&mut self, way @ (link, side): Way) -> Check {
-        let now = self.now();
-        let node = self.links[link].nodes[side];
-        let mut ended = None;
-        if let Some(open) = &mut self.links[link].sides[side].open {
-            self.busy |= open.act(now, &self.fabrics[node])?;
-        }
-        while let Some(event) = self.links[link].sides[side].open.as_mut().and_then(Open::next_event) {
-            self.busy = true;
-            match event {
-                Event::XferDone { token, result } => {
-                    self.checker.ended(way, token, result, false, &mut self.cells)?
-                }
-                Event::Delivered { message } => {
-                    self.checker.delivered((link, 1 - side), &message, &mut self.cells)?;
-                    self.links[link].sides[side].inbox.push_back(message.len());
-                    self.links[link].check_inbox(side)?;
-                }
-                Event::NotifyExpired { seq } => {
-                    return Err(format!("{way:?}: {seq:?} expired, without a deadline"));
-                }
-                Event::EndEpoch { reason } => ended = Some(reason),
-            }
-        }
-        match ended {
-            Some(reason) => self.end(way, reason),
-            None => Ok(()),
-        }
-    }
-
-    /// Steps 1 and 2 of the end of an epoch on one side, and FENCE to the other.
-    fn end(&mut self, (link, side): Way, reason: EndReason) -> Check {
-        let state = &mut self.links[link];
-        let explained = state.faulted || state.suspect_until > self.world.now_ns();
-        if !explained {
-            return Err(format!("{:?}: the epoch ended without a fault: {reason}", (link, side)));
-        }
-        let violation = matches!(
-            reason,
-            EndReason::Violation(_) | EndReason::BadCompletion { .. } | EndReason::Stalled { .. }
-        );
-        if violation {
-            return Err(format!("{:?}: the protocol broke: {reason}", (link, side)));
-        }
-        let node = state.nodes[side];
-        let Some(open) = state.sides[side].open.as_mut().filter(|open| !open.ending) else { return Ok(()) };
-        open.fence(&self.fabrics[node]);
-        self.tell(link, 1 - side, EndReason::PeerFenced(reason.to_string()));
-        Ok(())
-    }
-
-    /// Steps 3 to 6, once the endpoints are quiet.
-    fn finish_end(&mut self, way @ (link, side): Way) -> Check {
-        let node = self.links[link].nodes[side];
-        let fabric = Arc::clone(&self.fabrics[node]);
-        let quiet = self.links[link].sides[side].open.as_ref().is_some_and(|open| open.is_quiet(&fabric));
-        if !quiet || self.rng.chance(1, 2) {
-            return Ok(());
-        }
-        while !fabric.arm() {
-            self.poll(node, 64)?;
-        }
-        let Some(open) = self.links[link].sides[side].open.take() else { return Ok(()) };
-        self.busy = true;
-        self.routes.retain(|_, other| *other != way);
-        let closed = open.close(&fabric, EndReason::PeerFenced("told by the peer".into()))?;
-        self.reached.add(&closed.counters);
-        for (token, failure) in closed.failed {
-            self.checker.ended(way, token, Err(failure), true, &mut self.cells)?;
-        }
-        self.links[link].sides[side].carry = closed.carry;
-        let state = &self.links[link];
-        if state.sides.iter().all(|side| side.open.is_none()) {
-            let survivors = [0, 1].map(|side| self.alive[state.nodes[side]]);
-            self.checker.epoch_closed(link, state.epoch, survivors, &mut self.cells)?;
-            let delay = self.rng.between(10_000, 2_000_000);
-            self.schedule(delay, Later::Reopen { link });
-        }
-        Ok(())
     }
 
     // ---- rest
