@@ -5,16 +5,13 @@ use crate::endpoints::EndpointSet;
 use crate::engine::Shared;
 use crate::err;
 use crate::error::{Code, Error, Result};
-use crate::lifeline::Lifeline;
-use crate::peer::{Channel, Conn, Peer, PeerState, PendingAttempt};
+use crate::peer::{Peer, PeerState, PendingAttempt};
+use baton_core::SessionId;
 use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
-use baton_core::lifeline::Lifeline as Watch;
-use baton_core::peer::{Session, SessionLimits, SessionSetup};
 use baton_core::wire::{
     Agreed, ConnInfo, ErrorCode, FabricOffer, FrameReader, Hello, Progress, ProtocolRange, Refusal,
     ResumeToken, parse_candidate,
 };
-use baton_core::{Epoch, SessionId};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,9 +41,27 @@ pub(crate) struct Made {
     pub verified: bool,
 }
 
+/// What one attempt works with.
+struct Attempt<'a> {
+    peer: &'a Arc<Peer>,
+    info: &'a ConnInfo,
+    start: &'a Start,
+    deadline: Instant,
+}
+
+/// What came out of the four messages.
+struct Said {
+    /// Index of the fabric that both sides use.
+    chosen: usize,
+    theirs: FabricOffer,
+    agreed: Agreed,
+    established: Established,
+    reader: FrameReader,
+}
+
 /// Why an attempt ended, for the machine and for the host.
 struct Failed {
-    cause: HandshakeError,
+    cause: Box<HandshakeError>,
     error: Error,
     /// This fabric does not reach the peer; another attempt without it may.
     exclude: Option<usize>,
@@ -55,7 +70,7 @@ struct Failed {
 impl From<Error> for Failed {
     fn from(error: Error) -> Failed {
         let cause = HandshakeError::RefusedUnverified(Refusal::new(ErrorCode::Internal, error.text.clone()));
-        Failed { cause, error, exclude: None }
+        Failed { cause: Box::new(cause), error, exclude: None }
     }
 }
 
@@ -72,14 +87,14 @@ impl From<HandshakeError> for Failed {
             | HandshakeError::RefusedUnverified(_)
             | HandshakeError::WrongInstance { .. } => Code::RemoteDisconnect,
         };
-        Failed { error: Error::new(code, cause.to_string()), cause, exclude: None }
+        Failed { error: Error::new(code, cause.to_string()), cause: Box::new(cause), exclude: None }
     }
 }
 
 impl Failed {
     /// The peer only asked for patience; what waits goes on waiting.
     fn is_transient(&self) -> bool {
-        matches!(&self.cause, HandshakeError::Refused(refusal)
+        matches!(&*self.cause, HandshakeError::Refused(refusal)
             if matches!(refusal.code, ErrorCode::GlareWait | ErrorCode::AlreadyOpen | ErrorCode::Busy))
     }
 }
@@ -171,9 +186,10 @@ impl Shared {
         let same_host = info.host == self.host;
         candidates.sort_by_key(|candidate| candidate.addr.ip().is_loopback() != same_host);
         let mut dialer = Dialer::new(&candidates);
+        let attempt = Attempt { peer, info: &info, start: &start, deadline };
         loop {
             let (addr, stream) = dialer.next(deadline)?;
-            match self.handshake(peer, &info, &start, stream, deadline, &excluded) {
+            match self.handshake(&attempt, stream, &excluded) {
                 Ok(made) => return Ok(made),
                 Err(Failed { exclude: Some(fabric), error, .. }) => {
                     self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +204,7 @@ impl Shared {
                 // Not the engine that was meant: "every host's" address, or a port that somebody else got.
                 Err(failed)
                     if matches!(
-                        failed.cause,
+                        *failed.cause,
                         HandshakeError::BadAuthenticator(_)
                             | HandshakeError::WrongInstance { .. }
                             | HandshakeError::RefusedUnverified(_)
@@ -203,13 +219,11 @@ impl Shared {
 
     fn handshake(
         self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        info: &ConnInfo,
-        start: &Start,
+        attempt: &Attempt<'_>,
         mut stream: TcpStream,
-        deadline: Instant,
         excluded: &[usize],
     ) -> std::result::Result<Made, Failed> {
+        let Attempt { info, start, .. } = *attempt;
         let mut sets = self.offer(info, excluded)?;
         let hello = Hello {
             protocol: ProtocolRange::OURS,
@@ -224,14 +238,11 @@ impl Shared {
             offers: sets.iter().map(|set| set.offer.clone()).collect(),
             features: Vec::new(),
         };
-        let outcome = self.exchange(peer, info, start, &mut stream, deadline, hello, &mut sets);
-        let (set, outcome) = match outcome {
-            Ok((chosen, rest)) => (Some(chosen), Ok(rest)),
-            Err(failed) => (None, Err(failed)),
-        };
+        let outcome = self.exchange(attempt, &mut stream, hello, &sets);
+        let chosen = outcome.as_ref().ok().map(|said| sets.swap_remove(said.chosen));
         sets.into_iter().for_each(|unused| self.abandon(unused));
-        let (theirs, agreed, established, reader) = outcome?;
-        let set = set.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
+        let Said { theirs, agreed, established, reader, .. } = outcome?;
+        let set = chosen.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
         Ok(Made { set, theirs, agreed, established, stream, reader, identity: None, verified: true })
     }
 
@@ -264,17 +275,14 @@ impl Shared {
         Ok(sets)
     }
 
-    #[allow(clippy::type_complexity, clippy::too_many_arguments)]
     fn exchange(
         self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        info: &ConnInfo,
-        start: &Start,
+        attempt: &Attempt<'_>,
         stream: &mut TcpStream,
-        deadline: Instant,
         hello: Hello,
-        sets: &mut Vec<EndpointSet>,
-    ) -> std::result::Result<(EndpointSet, (FabricOffer, Agreed, Established, FrameReader)), Failed> {
+        sets: &[EndpointSet],
+    ) -> std::result::Result<Said, Failed> {
+        let Attempt { peer, info, start, deadline } = *attempt;
         let mut reader = FrameReader::new();
         let (await_reply, frame) = Initiator::start(info.key.clone(), hello).map_err(HandshakeError::from)?;
         send_frame(stream, &frame, deadline)?;
@@ -284,7 +292,8 @@ impl Shared {
             let _told = failure.send.map(|frame| send_frame(stream, &frame, deadline));
             failure.cause
         })?;
-        let set = &sets[reply.chosen];
+        let chosen = reply.chosen;
+        let set = &sets[chosen];
         let theirs = reply.reply.offer.clone();
         let agreed = reply.agreed.clone();
         let connected = set
@@ -307,10 +316,7 @@ impl Shared {
         send_frame(stream, &frame, deadline)?;
         let body = read_frame(stream, &mut reader, deadline)?;
         let established = await_accept.on_accept(&body)?;
-        let chosen =
-            sets.iter().position(|set| set.offer.fabric == theirs.fabric).map(|at| sets.swap_remove(at));
-        let chosen = chosen.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
-        Ok((chosen, (theirs, agreed, established, reader)))
+        Ok(Said { chosen, theirs, agreed, established, reader })
     }
 
     // From READY on the peer may send; what arrives before ACCEPT is kept.
@@ -329,119 +335,5 @@ impl Shared {
     pub(crate) fn abandon(&self, set: EndpointSet) {
         set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].remove(*endpoint));
         set.discard();
-    }
-
-    /// Both sides agreed: the session exists from here on. `stash`: completions that came before.
-    pub(crate) fn open_session(
-        self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, PeerState>,
-        made: Made,
-        stash: Vec<baton_fabric::Completion>,
-    ) {
-        let now = self.clock.now();
-        let Made { set, theirs, agreed, established, stream, reader, identity, verified } = made;
-        peer.rename(&established.peer_name);
-        let (control, lanes) = match set.setups(&theirs, &agreed) {
-            Ok(setups) => setups,
-            Err(e) => {
-                tracing::error!("session with {}: {e}", peer.name());
-                state.machine.ended(established.epoch);
-                drop(state);
-                return self.abandon(set);
-            }
-        };
-        let lane_count = lanes.len() as u8;
-        let session = Session::new(
-            SessionSetup {
-                own: self.instance,
-                peer: peer.instance,
-                session: established.session,
-                epoch: established.epoch,
-                control,
-                lanes,
-                peer_credit_addr: theirs.credit_page.addr,
-                peer_credit_key: theirs.credit_page.key,
-                caps: set.fabric.caps(),
-                limits: SessionLimits {
-                    stall_ms: SessionLimits::default().stall_ms * u64::from(self.config.timeout_scale),
-                    ..SessionLimits::default()
-                },
-                carry: state.take_carry(established.resumed),
-            },
-            now,
-        );
-        let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
-        let watch = Watch::new(now, self.config.timeout_scale);
-        let lifeline = Lifeline::new(
-            lifeline_id,
-            Arc::clone(peer),
-            established.epoch,
-            stream,
-            reader,
-            established.lifeline,
-            watch,
-        )
-        .map(Arc::new);
-        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
-        tracing::info!(
-            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}",
-            peer.name(),
-            peer.instance,
-            established.epoch.0,
-            theirs.fabric,
-            if verified { "" } else { ", inbound only until its connection information is loaded" }
-        );
-        state.conn = Conn::Open(Box::new(Channel {
-            generation: self.next_generation.fetch_add(1, Ordering::Relaxed),
-            fabric: Arc::clone(&set.fabric),
-            fabric_index: set.fabric_index,
-            session,
-            memory: set.memory,
-            endpoints: set.endpoints,
-            lifeline: lifeline.as_ref().ok().cloned(),
-            epoch: established.epoch,
-            session_id: established.session,
-            verified,
-            identity,
-            next_lane: 0,
-            lane_count,
-            reason: None,
-        }));
-        self.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
-        self.after_open(peer, state, lifeline, established.epoch, stash, set.fabric_index);
-    }
-
-    fn after_open(
-        self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, PeerState>,
-        lifeline: std::io::Result<Arc<Lifeline>>,
-        epoch: Epoch,
-        stash: Vec<baton_fabric::Completion>,
-        fabric_index: usize,
-    ) {
-        let now = self.clock.now();
-        for completion in &stash {
-            state.on_completions(now, fabric_index, std::slice::from_ref(completion));
-        }
-        let watched = lifeline.and_then(|lifeline| self.watch_lifeline(&lifeline).map(|()| lifeline));
-        state.last_error = None;
-        state.release_waiting(now);
-        self.pump(peer, &mut state);
-        if let Err(e) = &watched {
-            let reason = baton_core::peer::EndReason::PeerGone(format!(
-                "the lifeline of epoch {} cannot be watched: {e}",
-                epoch.0
-            ));
-            self.end_epoch(peer, &mut state, reason);
-        }
-        peer.changed.notify_all();
-        drop(state);
-        // Messages that came behind the handshake's last one are in the reader already and make no event.
-        if let Ok(lifeline) = watched {
-            self.read_lifeline(&lifeline);
-        }
-        self.wake_service();
     }
 }

@@ -193,7 +193,7 @@ impl Driver {
             regions: RwLock::new(HashMap::new()),
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             hook: Hook::new(),
             self_copies: SelfCopies::new(),
             revokes: Revokes::default(),
@@ -482,7 +482,8 @@ impl Shared {
         state.retry_at = None;
         state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
         // Message numbers start anew with the next session, so the old one must not be resumed.
-        let lost = std::mem::take(&mut state.carry).waiting().len();
+        let lost = state.carry.expire(baton_core::Nanos(u64::MAX)).len();
+        state.carry = std::mem::take(&mut state.carry).restart();
         state.machine.forget_session();
         if lost > 0 {
             self.counters.notifications_lost.fetch_add(lost as u64, Ordering::Relaxed);
@@ -528,8 +529,9 @@ impl Shared {
             if let Some(peer) = &first.peer {
                 let bytes = rest[..run].iter().map(|n| n.message.len() as u64).sum();
                 let mut state = peer.state.lock();
-                if let Some(channel) = state.conn.channel() {
-                    channel.session.on_popped(run as u64, bytes);
+                match state.conn.channel() {
+                    Some(channel) => channel.session.on_popped(run as u64, bytes),
+                    None => state.carry.on_popped(run as u64, bytes),
                 }
                 self.pump(peer, &mut state);
             }

@@ -19,6 +19,7 @@ pub struct Notification {
 }
 
 /// The queue. A leaf lock: nothing else is taken while it is held.
+#[derive(Default)]
 pub struct Inbox {
     queue: Mutex<VecDeque<Notification>>,
     len: AtomicUsize,
@@ -27,16 +28,6 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty queue.
-    pub fn new() -> Inbox {
-        Inbox {
-            queue: Mutex::new(VecDeque::with_capacity(256)),
-            len: AtomicUsize::new(0),
-            wants_fd: AtomicBool::new(false),
-            fd: Mutex::new(None),
-        }
-    }
-
     /// Adds one.
     pub(crate) fn push(&self, n: Notification) {
         let mut queue = self.queue.lock();

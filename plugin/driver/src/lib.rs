@@ -1,7 +1,7 @@
 //! The shell around the protocol: threads, clock, handshake listener and registration.
 //!
 //! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports; a peer instance is `peer.rs`;
-//! its session is opened by `connect.rs` or `listen.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
+//! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
 //! sessions to fabrics; `service.rs` is the thread that sleeps on events.
 
 mod clock;
@@ -15,6 +15,7 @@ mod inbox;
 mod lifeline;
 mod listen;
 mod memory;
+mod open;
 mod peer;
 mod progress;
 mod region;

@@ -274,16 +274,7 @@ impl PeerState {
     /// The carry for a new epoch. Unless both sides resume the same session, message numbers start anew.
     pub fn take_carry(&mut self, resumed: bool) -> Carry {
         let old = std::mem::take(&mut self.carry);
-        if resumed {
-            return old;
-        }
-        let mut fresh = Carry::default();
-        for one in old.waiting() {
-            if let Err(e) = fresh.queue(&one.message, one.deadline, message_limit(RING_BYTES)) {
-                tracing::warn!("a notification is lost: {e}");
-            }
-        }
-        fresh
+        if resumed { old } else { old.restart() }
     }
 }
 

@@ -13,7 +13,13 @@ pub(crate) const POLL_BATCH: usize = 64;
 /// Which peer an endpoint belongs to; one table per fabric, indexed by the endpoint's slot.
 #[derive(Default)]
 pub(crate) struct Routes {
-    slots: RwLock<Vec<Option<(u32, Arc<Peer>)>>>,
+    slots: RwLock<Vec<Option<Route>>>,
+}
+
+#[derive(Clone)]
+struct Route {
+    generation: u32,
+    peer: Arc<Peer>,
 }
 
 impl Routes {
@@ -23,12 +29,12 @@ impl Routes {
         if slots.len() <= at {
             slots.resize(at + 1, None);
         }
-        slots[at] = Some((endpoint.generation, Arc::clone(peer)));
+        slots[at] = Some(Route { generation: endpoint.generation, peer: Arc::clone(peer) });
     }
 
     pub fn remove(&self, endpoint: EndpointId) {
         if let Some(slot) = self.slots.write().get_mut(endpoint.slot as usize)
-            && slot.as_ref().is_some_and(|(generation, _)| *generation == endpoint.generation)
+            && slot.as_ref().is_some_and(|route| route.generation == endpoint.generation)
         {
             *slot = None;
         }
@@ -40,7 +46,7 @@ impl Routes {
 
     fn find(&self, endpoint: EndpointId) -> Option<Arc<Peer>> {
         match self.slots.read().get(endpoint.slot as usize) {
-            Some(Some((generation, peer))) if *generation == endpoint.generation => Some(Arc::clone(peer)),
+            Some(Some(route)) if route.generation == endpoint.generation => Some(Arc::clone(&route.peer)),
             _ => None,
         }
     }

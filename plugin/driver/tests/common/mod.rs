@@ -101,11 +101,8 @@ impl Buffer {
         let end = self.bytes.len() - GUARD;
         for (i, byte) in self.bytes[..GUARD].iter().chain(&self.bytes[end..]).enumerate() {
             // SAFETY: as above.
-            assert_eq!(
-                unsafe { std::ptr::from_ref(byte).read_volatile() },
-                0xA5,
-                "sentinel byte {i} was overwritten"
-            );
+            let value = unsafe { std::ptr::from_ref(byte).read_volatile() };
+            assert_eq!(value, 0xA5, "sentinel byte {i} was overwritten");
         }
     }
 

@@ -1,0 +1,132 @@
+//! How a session opens, on either side: what the handshake settled becomes a channel of the peer.
+
+use crate::connect::Made;
+use crate::engine::Shared;
+use crate::err;
+use crate::error::Result;
+use crate::lifeline::Lifeline;
+use crate::peer::{Channel, Conn, Peer, PeerState};
+use baton_core::Epoch;
+use baton_core::lifeline::Lifeline as Watch;
+use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Shared {
+    /// Both sides agreed: the session exists from here on. `stash`: completions that came before.
+    pub(crate) fn open_session(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, PeerState>,
+        made: Made,
+        stash: Vec<baton_fabric::Completion>,
+    ) {
+        let now = self.clock.now();
+        peer.rename(&made.established.peer_name);
+        let setup = self.session_setup(peer, &mut state, &made);
+        let session = match setup {
+            Ok(setup) => Session::new(setup, now),
+            Err(e) => {
+                tracing::error!("session with {}: {e}", peer.name());
+                state.machine.draining(made.established.epoch);
+                state.machine.ended(made.established.epoch);
+                drop(state);
+                return self.abandon(made.set);
+            }
+        };
+        let Made { set, theirs, agreed, established, stream, reader, identity, verified } = made;
+        let lane_count = agreed.lanes.len() as u8;
+        let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
+        let watch = Watch::new(now, self.config.timeout_scale);
+        let lifeline = Lifeline::new(
+            lifeline_id,
+            Arc::clone(peer),
+            established.epoch,
+            stream,
+            reader,
+            established.lifeline,
+            watch,
+        )
+        .map(Arc::new);
+        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+        tracing::info!(
+            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}",
+            peer.name(),
+            peer.instance,
+            established.epoch.0,
+            theirs.fabric,
+            if verified { "" } else { ", inbound only until its connection information is loaded" }
+        );
+        state.conn = Conn::Open(Box::new(Channel {
+            generation: self.next_generation.fetch_add(1, Ordering::Relaxed),
+            fabric: Arc::clone(&set.fabric),
+            fabric_index: set.fabric_index,
+            session,
+            memory: set.memory,
+            endpoints: set.endpoints,
+            lifeline: lifeline.as_ref().ok().cloned(),
+            epoch: established.epoch,
+            session_id: established.session,
+            verified,
+            identity,
+            next_lane: 0,
+            lane_count,
+            reason: None,
+        }));
+        self.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);
+        self.after_open(peer, state, lifeline, established.epoch, stash, set.fabric_index);
+    }
+
+    /// What both sides settled, checked: a peer may offer what no session can work with.
+    fn session_setup(&self, peer: &Peer, state: &mut PeerState, made: &Made) -> Result<SessionSetup> {
+        let (control, lanes) = made.set.setups(&made.theirs, &made.agreed)?;
+        let defaults = SessionLimits::default();
+        let stall_ms = defaults.stall_ms * u64::from(self.config.timeout_scale);
+        let setup = SessionSetup {
+            own: self.instance,
+            peer: peer.instance,
+            session: made.established.session,
+            epoch: made.established.epoch,
+            control,
+            lanes,
+            peer_credit_addr: made.theirs.credit_page.addr,
+            peer_credit_key: made.theirs.credit_page.key,
+            caps: made.set.fabric.caps(),
+            limits: SessionLimits { stall_ms, ..defaults },
+            carry: baton_core::notify::Carry::default(),
+        };
+        setup.check().map_err(|e| err!(Protocol, "what the peer offers makes no session: {e}"))?;
+        Ok(SessionSetup { carry: state.take_carry(made.established.resumed), ..setup })
+    }
+
+    fn after_open(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, PeerState>,
+        lifeline: std::io::Result<Arc<Lifeline>>,
+        epoch: Epoch,
+        stash: Vec<baton_fabric::Completion>,
+        fabric_index: usize,
+    ) {
+        let now = self.clock.now();
+        for completion in &stash {
+            state.on_completions(now, fabric_index, std::slice::from_ref(completion));
+        }
+        let watched = lifeline.and_then(|lifeline| self.watch_lifeline(&lifeline).map(|()| lifeline));
+        state.last_error = None;
+        state.release_waiting(now);
+        self.pump(peer, &mut state);
+        if let Err(e) = &watched {
+            let reason =
+                EndReason::PeerGone(format!("the lifeline of epoch {} cannot be watched: {e}", epoch.0));
+            self.end_epoch(peer, &mut state, reason);
+        }
+        peer.changed.notify_all();
+        drop(state);
+        // Messages that came behind the handshake's last one are in the reader already and make no event.
+        if let Ok(lifeline) = watched {
+            self.read_lifeline(&lifeline);
+        }
+        self.wake_service();
+    }
+}
