@@ -80,7 +80,7 @@ fn dispatch(command: Command) -> Outcome<()> {
             Ok(())
         }
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
-        Command::Header { check } => header::run(check),
+        Command::Header { check } => header::header(check),
         Command::Tidy => tidy::run(),
     }
 }

@@ -15,7 +15,7 @@ const STEPS: &[Step] = &[
     Step { name: "format", run: |_| format() },
     Step { name: "tidy", run: |_| tidy::run() },
     Step { name: "lints", run: |_| lints() },
-    Step { name: "header", run: |_| header::run(true) },
+    Step { name: "header", run: |_| header::header(true) },
     Step { name: "licences", run: |_| licences() },
     Step { name: "unit tests", run: |_| unit_tests() },
     Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
@@ -81,9 +81,13 @@ fn licences() -> Outcome<()> {
     let tools = tools_dir();
     let deny = tools.join("bin/cargo-deny");
     if probe(Command::new("cargo-deny").arg("--version")).is_none() && !deny.exists() {
-        say("installing cargo-deny (once; some minutes)");
+        // Unoptimised: built in half the time, and fast enough for one question.
+        say("installing cargo-deny (once; a minute or two)");
         let mut install = cargo();
-        install.current_dir("/").args(["install", "--quiet", "--locked", "cargo-deny", "--root"]).arg(&tools);
+        install
+            .current_dir("/")
+            .args(["install", "--quiet", "--debug", "--locked", "cargo-deny", "--root"])
+            .arg(&tools);
         run(install.env("CARGO_TARGET_DIR", target_dir().join("xtask/cargo-deny")), minutes(30))?;
     }
     let program = if deny.exists() { deny.into_os_string() } else { "cargo-deny".into() };
