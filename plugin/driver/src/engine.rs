@@ -452,13 +452,12 @@ impl Shared {
             return;
         }
         tracing::error!("the engine panicked: all its queue pairs go to error, it refuses further work");
-        for peer in self.peers.read().values() {
-            // A panic may have happened with the peer locked by this very thread; its endpoints are fenced by whoever gets the lock.
-            if let Some(mut state) = peer.state.try_lock()
-                && let Some(channel) = state.conn.channel()
-            {
-                channel.endpoints.iter().for_each(|endpoint| channel.fabric.fence(*endpoint));
-            }
+        // The panic has been caught, so its unwinding has given every lock back.
+        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+        for peer in peers {
+            let mut state = peer.state.lock();
+            state.fail_waiting(&err!(Panic, "the engine panicked"));
+            self.end_epoch(&peer, &mut state, EndReason::PeerFenced("this engine panicked".into()));
         }
     }
 

@@ -260,3 +260,20 @@ fn bad_descriptors_are_refused_by_index_and_the_engine_goes_on() {
     done(&a, &good);
     assert_eq!(target.read()[..64], source.read()[..64]);
 }
+
+#[test]
+fn a_poisoned_engine_refuses_everything_and_its_peers_are_told() {
+    let (a, b) = pair(&["tcp"]);
+    let (source, target) = (Buffer::new(&a, 4096, 1), Buffer::new(&b, 4096, 2));
+    let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 4096);
+    a.post(&xfer, None).expect("post");
+    done(&a, &xfer);
+    b.poison();
+    assert_eq!(b.notify("a", b"x").expect_err("poisoned").code, Code::Panic);
+    assert_eq!(b.take_notifications(|_| true).err().expect("poisoned").code, Code::Panic);
+    match a.post(&xfer, None) {
+        Ok(()) => assert!(matches!(wait(&a, &xfer), Status::Failed(_)), "its queue pairs are in error"),
+        Err(e) => assert_eq!(e.code, Code::RemoteDisconnect, "{e}"),
+    }
+    b.destroy().expect("a poisoned engine can be destroyed");
+}

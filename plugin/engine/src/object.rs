@@ -55,8 +55,8 @@ pub unsafe fn create(options: *const BatonCreateOptions) -> Result<Box<EngineObj
     let sink = options.log.map(|log| crate::logging::add(log, options.log_user, options.log_level));
     // SAFETY: the caller's promise.
     let settings: Settings = unsafe { crate::settings::read(&options)? };
-    let (fabrics, notes) = settings.fabrics()?;
-    let driver = Driver::create(settings.config(name, options.flags, notes), fabrics)?;
+    let fabrics = settings.fabrics()?;
+    let driver = Driver::create(settings.config(name, options.flags, fabrics.notes), fabrics.list)?;
     Ok(Box::new(EngineObject { magic: ENGINE_MAGIC, driver, sink: Mutex::new(sink) }))
 }
 

@@ -25,6 +25,14 @@ pub struct Settings {
     timeout_scale: u32,
 }
 
+/// The fabrics of an engine.
+pub struct Fabrics {
+    /// In order of preference.
+    pub list: Vec<Arc<dyn Fabric>>,
+    /// Why others are missing.
+    pub notes: Vec<String>,
+}
+
 /// # Safety
 /// `options.settings` must point to `settings_count` settings whose slices are readable.
 pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
@@ -104,7 +112,7 @@ impl Settings {
     }
 
     /// The fabrics to run, in order of preference, and why others are missing.
-    pub fn fabrics(&self) -> Result<(Vec<Arc<dyn Fabric>>, Vec<String>), Error> {
+    pub fn fabrics(&self) -> Result<Fabrics, Error> {
         let mut fabrics: Vec<Arc<dyn Fabric>> = Vec::new();
         let mut notes = vec!["verbs: not in this version of the engine".to_owned()];
         if matches!(self.fabric.as_str(), "auto" | "local") {
@@ -124,12 +132,13 @@ impl Settings {
                     .iter()
                     .map(|addr| NetAddr { ports: None, ..addr.clone() })
                     .collect(),
+                user_timeout: TcpConfig::default().user_timeout * self.timeout_scale,
                 ..TcpConfig::default()
             })?);
         } else {
             notes.push(format!("tcp: fabric is set to {}", self.fabric));
         }
-        Ok((fabrics, notes))
+        Ok(Fabrics { list: fabrics, notes })
     }
 
     /// The driver's configuration.
