@@ -1,7 +1,7 @@
 //! Two processes, stop and wait: 128 pieces per transfer, WRITE with immediate and READ, over the local fabric.
 //!
-//! `cargo run --release -p baton-fabric-soft --example local_bench [lanes] [sleep]`; with `sleep` the target sleeps on its event
-//! descriptor instead of polling.
+//! `cargo run --release -p baton-fabric-soft --example local_bench [lanes] [sleep] [warm] [threads=N]`; with `sleep` the target sleeps on its
+//! event descriptor instead of polling, with `warm` every transfer uses the same blocks.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -23,14 +23,14 @@ fn main() {
         return target(args.iter().any(|arg| arg == "sleep"));
     }
     let lanes = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or(0);
-    initiator(lanes, args.iter().any(|arg| arg == "sleep"));
+    initiator(lanes, args.iter().any(|arg| arg == "warm"));
 }
 
 /// Memory of whole pages, touched.
 fn memory(fabric: &dyn Fabric, fill: u8) -> (u64, Keys) {
-    let bytes = vec![fill; MEMORY].leak();
+    let bytes = vec![fill; MEMORY + 4096].leak();
     let memory = Memory {
-        addr: bytes.as_ptr() as u64,
+        addr: (bytes.as_ptr() as u64).next_multiple_of(4096),
         len_bytes: MEMORY as u64,
         kind: MemoryKind::Dram,
         device: 0,
@@ -41,7 +41,11 @@ fn memory(fabric: &dyn Fabric, fill: u8) -> (u64, Keys) {
 }
 
 fn open() -> Arc<LocalFabric> {
-    LocalFabric::new(LocalConfig { ptrace_any: true, ..LocalConfig::default() }).expect("the local fabric")
+    let mut config = LocalConfig { ptrace_any: true, ..LocalConfig::default() };
+    if let Some(threads) = std::env::args().find_map(|arg| arg.strip_prefix("threads=")?.parse().ok()) {
+        config.copy_threads = threads;
+    }
+    LocalFabric::new(config).expect("the local fabric")
 }
 
 fn endpoints(fabric: &dyn Fabric, lanes: usize, active: bool) -> (Vec<EndpointId>, Vec<Value>) {
@@ -103,6 +107,7 @@ struct Bench {
     seqs: Vec<u64>,
     local: (u64, Keys),
     remote: (u64, u64),
+    warm: bool,
 }
 
 impl Bench {
@@ -130,7 +135,7 @@ impl Bench {
         let striped = self.fabric.caps().stripe_min_bytes <= total as u64;
         let lanes = if striped { self.lanes.len() } else { 1 };
         let blocks = MEMORY / len;
-        let sets: Vec<Vec<Vec<Template>>> = (0..(MEMORY / total).clamp(1, 64))
+        let sets: Vec<Vec<Vec<Template>>> = (0..if self.warm { 1 } else { (MEMORY / total).clamp(1, 64) })
             .map(|set| {
                 let mut split = vec![Vec::new(); lanes];
                 for i in 0..PIECES {
@@ -162,9 +167,9 @@ impl Bench {
     }
 }
 
-fn initiator(lanes: usize, sleep: bool) {
+fn initiator(lanes: usize, warm: bool) {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.arg("target").args(sleep.then_some("sleep")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.arg("target").args(std::env::args().skip(1)).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child: Child = command.spawn().expect("the target process");
     let fabric = open();
     let local = memory(&*fabric, 1);
@@ -176,7 +181,7 @@ fn initiator(lanes: usize, sleep: bool) {
     connect(&*fabric, &own, &reply);
     let number = |name: &str| reply[name].as_u64().expect("a number");
     let remote = (number("addr"), number("key"));
-    let mut bench = Bench { fabric, lanes: own, seqs: vec![0; lanes], local, remote };
+    let mut bench = Bench { fabric, lanes: own, seqs: vec![0; lanes], local, remote, warm };
     println!("{lanes} lanes, {PIECES} pieces per transfer");
     for op in [Op::Write, Op::Read] {
         for (len, rounds) in [(4 << 10, 2000), (64 << 10, 300), (1 << 20, 20)] {

@@ -125,6 +125,9 @@ struct Page {
     /// 1 while the service thread sleeps on its event descriptor or is about to.
     sleeping: AtomicU32,
     _pad2: [u32; 15],
+    /// 1 while a peer pulls megabytes out of the owner's memory: a hint.
+    pulled: AtomicU32,
+    _pad3: [u32; 15],
     slots: SlotSet,
 }
 
@@ -193,6 +196,16 @@ impl Door {
     pub fn sleep(&self) {
         self.page().sleeping.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+    }
+
+    /// Says that megabytes are being pulled out of the owner's memory, or no more.
+    pub fn set_pulled(&self, pulled: bool) {
+        self.page().pulled.store(u32::from(pulled), Ordering::Relaxed);
+    }
+
+    /// Whether somebody pulls megabytes out of the owner's memory. A hint: a peer that was killed leaves it standing.
+    pub fn is_pulled(&self) -> bool {
+        self.page().pulled.load(Ordering::Relaxed) != 0
     }
 
     /// Whether nobody has rung since [`Door::sleep`].

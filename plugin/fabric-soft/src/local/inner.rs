@@ -12,16 +12,14 @@ use rustix::event::epoll;
 use super::LocalConfig;
 use super::door::{Door, MAX_SLOTS, SlotSet};
 use super::endpoint::{Endpoint, Link, State};
-use super::peer::{FabricAddress, Peer};
+use super::peer::{Backlog, FabricAddress, HEAVY_BYTES, Peer};
 use super::pool::Pool;
-use super::send::Started;
+use super::send::{SendQueue, Started};
 use super::shm::Mapping;
 use super::stats::Stats;
 use super::{inbound, outbound, sys};
 use crate::regions::Regions;
 
-/// An endpoint with more than this to pull is worth another thread.
-pub const HEAVY_BYTES: u64 = 1 << 20;
 /// Bytes that one hold of a region's guard moves at most (doubled when that saves a call).
 pub const SLICE_BYTES: usize = 1 << 20;
 /// What a slice is charged at least, so that a flood of empty work requests uses the budget up as well.
@@ -82,6 +80,8 @@ pub struct Inner {
     completions: SlotSet,
     /// Endpoints whose peer waits for a RECV.
     stalled: SlotSet,
+    /// Outstanding WRITEs, which peers pull from here.
+    writes: Backlog,
     polling: Mutex<Cursors>,
     peers: Mutex<Vec<Arc<Peer>>>,
     next_token: AtomicU64,
@@ -135,6 +135,7 @@ impl Inner {
             work: SlotSet::new(),
             completions: SlotSet::new(),
             stalled: SlotSet::new(),
+            writes: Backlog::default(),
             polling: Mutex::default(),
             peers: Mutex::default(),
             next_token: AtomicU64::new(TOKEN_FIRST_PEER),
@@ -203,6 +204,7 @@ impl Inner {
             let status = endpoint.ring.failure().or(status);
             let sane = send.absorb(endpoint.ring.done());
             send.end(if sane { status } else { Some(WcStatus::PeerGone) });
+            self.count_bytes(endpoint, &mut send);
             drop(send);
             self.announce(link, true);
         }
@@ -240,7 +242,7 @@ impl Inner {
         }
     }
 
-    /// After [`super::send::SendQueue::start`]: tells the peer of new entries and the pollers of completions.
+    /// After [`SendQueue::start`]: tells the peer of new entries and the pollers of completions.
     pub fn tell_started(&self, endpoint: &Endpoint, started: Started, ready: bool) {
         if started.pushed
             && let Some(link) = endpoint.link.get()
@@ -288,6 +290,7 @@ impl Inner {
             let mut send = endpoint.send.lock();
             let sane = send.absorb(endpoint.ring.done());
             let started = send.start(&endpoint.ring);
+            self.count_bytes(&endpoint, &mut send);
             let ready = send.is_ready();
             let lost = gone && (send.is_outstanding() || link.peer.is_known_dead());
             drop(send);
@@ -304,6 +307,17 @@ impl Inner {
         }
         if endpoint.is_ready() {
             self.completions.add(slot);
+        }
+    }
+
+    /// Keeps the backlogs up to date.
+    pub fn count_bytes(&self, endpoint: &Endpoint, send: &mut SendQueue) {
+        let [writes, reads] = send.changes();
+        self.writes.change(writes);
+        if let Some(link) = endpoint.link.get()
+            && link.peer.reads.change(reads)
+        {
+            link.peer.door.set_pulled(false);
         }
     }
 
@@ -354,22 +368,23 @@ impl Inner {
         Moved { bytes: inbound.bytes + own.bytes, more }
     }
 
-    /// Works until the budget is used up or nothing is left.
-    fn work(&self, budget: usize, cursor: &mut u32) {
-        let mut left = budget;
-        while left > 0 {
-            let Some(slot) = self.work.pop(*cursor) else { return };
+    /// Works until the budget is used up or nothing is left; returns what was used.
+    fn work(&self, budget: usize, cursor: &mut u32) -> usize {
+        let mut spent = 0;
+        while spent < budget {
+            let Some(slot) = self.work.pop(*cursor) else { break };
             *cursor = slot + 1;
-            let moved = self.work_on(slot, left);
-            left = left.saturating_sub(moved.bytes.max(MIN_CHARGE));
+            let moved = self.work_on(slot, budget - spent);
+            spent += moved.bytes.max(MIN_CHARGE);
         }
+        spent
     }
 
     pub fn poll(&self, out: &mut [Completion], budget: usize) -> usize {
         let Some(mut cursors) = self.polling.try_lock() else { return 0 };
         self.harvest();
         self.retry_stalled();
-        self.work(budget, &mut cursors.work);
+        let spent = self.work(budget, &mut cursors.work);
         let n = self.collect(out, &mut cursors.completions);
         if n == 0 {
             cursors.idle += 1;
@@ -382,7 +397,15 @@ impl Inner {
         if !self.is_idle() {
             self.wake();
         }
+        if n == 0 && spent == 0 && self.is_waiting_for_copies() {
+            // A caller that spins while others copy megabytes for it must not keep their threads off this core.
+            std::thread::yield_now();
+        }
         n
+    }
+
+    fn is_waiting_for_copies(&self) -> bool {
+        self.writes.is_heavy() || self.door.is_pulled()
     }
 
     fn collect(&self, out: &mut [Completion], cursor: &mut u32) -> usize {
@@ -404,8 +427,7 @@ impl Inner {
     pub fn serve(&self, budget: usize) -> bool {
         self.harvest();
         self.retry_stalled();
-        let mut cursor = 0;
-        self.work(budget, &mut cursor);
+        self.work(budget, &mut 0);
         !self.work.is_empty()
     }
 
@@ -458,6 +480,7 @@ impl Inner {
         }
         let _ = epoll::delete(&self.events, &peer.pidfd);
         self.stats.peers_gone.add(1);
+        self.door.set_pulled(false);
         for slot in 0..self.slots.len() as u32 {
             let concerned = self.in_slot(slot).is_some_and(|endpoint| {
                 endpoint.link.get().is_some_and(|link| Arc::ptr_eq(&link.peer, &peer))

@@ -269,6 +269,7 @@ impl Fabric for LocalFabric {
         }
         append(&self.inner, &endpoint, &mut send, batch);
         let started = send.start(&endpoint.ring);
+        self.inner.count_bytes(&endpoint, &mut send);
         let (reads, ready) = (send.has_reads(), send.is_ready());
         drop(send);
         self.inner.tell_started(&endpoint, started, ready);

@@ -28,6 +28,9 @@ pub fn pull(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usi
     } else {
         inner.stats.pulls.add(1);
         inner.stats.pull_pieces.add(puller.batch.pieces() as u64);
+        if link.peer.reads.is_heavy() {
+            link.peer.door.set_pulled(true);
+        }
         // SAFETY: `guards` holds every region that the batch writes to until the call is over.
         unsafe { puller.batch.run(&link.peer, &link.stamp) }
     };
@@ -123,6 +126,7 @@ fn finish(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, parts: usize,
     }
     send.reads_done(whole as u64);
     let started = send.start(&endpoint.ring);
+    inner.count_bytes(endpoint, &mut send);
     let ready = send.is_ready();
     drop(send);
     inner.tell_started(endpoint, started, ready);

@@ -1,7 +1,7 @@
 //! Another process (or another fabric of this one): whether it can be reached, and what is shared with it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baton_fabric::FabricError;
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,34 @@ impl FabricAddress {
     }
 }
 
+/// More than this to pull is worth another thread.
+pub const HEAVY_BYTES: u64 = 1 << 20;
+
+/// Bytes outstanding on several endpoints. Heavy from a megabyte on, and then until nothing is left.
+#[derive(Default)]
+pub struct Backlog {
+    bytes: AtomicU64,
+    heavy: AtomicBool,
+}
+
+impl Backlog {
+    /// Adds `by`, modulo 2^64; `true` if that ended a heavy backlog.
+    pub fn change(&self, by: u64) -> bool {
+        if by == 0 {
+            return false;
+        }
+        let now = self.bytes.fetch_add(by, Ordering::Relaxed).wrapping_add(by);
+        if now > HEAVY_BYTES {
+            self.heavy.store(true, Ordering::Relaxed);
+        }
+        now == 0 && self.heavy.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn is_heavy(&self) -> bool {
+        self.heavy.load(Ordering::Relaxed)
+    }
+}
+
 /// A fabric on this host whose memory can be read from here.
 pub struct Peer {
     pub pid: i32,
@@ -67,6 +95,8 @@ pub struct Peer {
     pub pidfd: OwnedFd,
     /// Tells this peer's pidfd in the event set.
     pub token: u64,
+    /// READs outstanding towards it.
+    pub reads: Backlog,
     dead: AtomicBool,
 }
 
@@ -88,7 +118,8 @@ impl Peer {
         let page = fetch("door", peer.door_fd)?;
         let event = fetch("doorbell", peer.event_fd)?;
         let door = Door::open(&page, event).map_err(|e| format!("the door of process {pid}: {e}"))?;
-        Ok(Peer { pid, instance, table: peer.table, door, pidfd, token, dead: AtomicBool::new(false) })
+        let (reads, dead) = (Backlog::default(), AtomicBool::new(false));
+        Ok(Peer { pid, instance, table: peer.table, door, pidfd, token, reads, dead })
     }
 
     /// Fetches a descriptor of the peer's.

@@ -35,6 +35,10 @@ pub struct SendQueue {
     bytes: Bytes,
     /// Bytes of READs posted and not completed.
     read_bytes: u64,
+    /// Bytes of WRITEs and SENDs, not inline, posted and not completed.
+    write_bytes: u64,
+    /// What [`SendQueue::changes`] has told of the two.
+    told: [u64; 2],
     /// Completions that [`SendQueue::drain`] will hand out.
     ready: u64,
     /// The queue is in error: nothing completes any more. The work request at `completed` ends with this status if it is set.
@@ -64,6 +68,8 @@ impl SendQueue {
             ring_done: 0,
             bytes: Bytes::new(slots),
             read_bytes: 0,
+            write_bytes: 0,
+            told: [0; 2],
             ready: 0,
             ended: None,
         }
@@ -87,6 +93,8 @@ impl SendQueue {
         debug_assert!(self.posted - self.drained < self.depth, "the caller has asked for room");
         if item.entry.has(ring::READ) {
             self.read_bytes += u64::from(item.entry.len);
+        } else {
+            self.write_bytes += bulk(&item.entry);
         }
         let index = (self.posted & (self.items.len() as u64 - 1)) as usize;
         self.items[index] = item;
@@ -105,7 +113,7 @@ impl SendQueue {
 
     /// Starts what may start.
     pub fn start(&mut self, ring: &Ring) -> Started {
-        let mut bulk = 0;
+        let mut bytes = 0;
         let before = self.pushed;
         while self.started < self.posted && self.ended.is_none() {
             let entry = self.item(self.started).entry;
@@ -124,13 +132,13 @@ impl SendQueue {
                 }
                 ring.write(self.pushed, entry);
                 self.pushed += 1;
-                bulk += if entry.has(ring::INLINE) { 0 } else { u64::from(entry.len) };
+                bytes += bulk(&entry);
             }
             self.started += 1;
         }
         let pushed = self.pushed != before;
         if pushed {
-            ring.publish(self.pushed, bulk);
+            ring.publish(self.pushed, bytes);
         }
         let turn = self.started == self.completed && self.started < self.posted;
         let fault = turn && self.ended.is_none() && self.item(self.started).entry.has(ring::FAULT);
@@ -155,6 +163,8 @@ impl SendQueue {
             self.ready += u64::from(entry.has(ring::SIGNALED));
             if entry.has(ring::READ) {
                 self.read_bytes -= u64::from(entry.len);
+            } else {
+                self.write_bytes -= bulk(&entry);
             }
         }
         self.completed += count;
@@ -175,6 +185,13 @@ impl SendQueue {
     /// Bytes of READs posted and not completed.
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes
+    }
+
+    /// By how much the outstanding bytes of WRITEs and of READs have changed since the last call, modulo 2^64.
+    pub fn changes(&mut self) -> [u64; 2] {
+        let now = if self.ended.is_some() { [0; 2] } else { [self.write_bytes, self.read_bytes] };
+        let before = std::mem::replace(&mut self.told, now);
+        [now[0].wrapping_sub(before[0]), now[1].wrapping_sub(before[1])]
     }
 
     /// The first `count` of [`SendQueue::reads`] are done.
@@ -227,6 +244,11 @@ impl SendQueue {
     pub fn counts(&self) -> (u64, u64, u64) {
         (self.posted, self.started, self.completed)
     }
+}
+
+/// Bytes that the target has to pull for an entry of the ring.
+fn bulk(entry: &Entry) -> u64 {
+    if entry.has(ring::INLINE) { 0 } else { u64::from(entry.len) }
 }
 
 #[cfg(test)]
