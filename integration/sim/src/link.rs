@@ -39,7 +39,7 @@ impl Shape {
             stall_ms: 5_000,
             stall_bytes_per_second: 2_000_000,
             // Around the wrap of the 24 bits on the wire, sometimes.
-            first_xfer_seq: if rng.chance(1, 3) { (1 << 24) - rng.below(64) } else { 0 },
+            first_xfer_seq: if rng.chance(1, 3) { (1 << 24) - rng.between(1, 12) } else { 0 },
         };
         Shape {
             lanes: rng.between(1, 4) as u8,
@@ -213,6 +213,9 @@ impl Link {
 }
 
 pub(crate) fn post_recvs(fabric: &SimFabric, endpoint: EndpointId, count: u32) -> Check {
+    if count > fabric.caps().max_rq_depth {
+        return Err(format!("{count} RECVs at once on {endpoint:?}"));
+    }
     let slots = vec![RecvSlot::default(); count as usize];
     fabric.post_recv(endpoint, &slots).map_err(|e| format!("post {count} RECVs on {endpoint:?}: {e}"))
 }
