@@ -329,6 +329,86 @@ fn a_wrong_stamp_fails_whatever_was_copied_under_it() {
     assert!(fabric.connect_endpoint(endpoint, &theirs, soon()).is_err());
 }
 
+/// Sixteen pages to register, of which the fifth has other access rights.
+fn pages(access: rustix::mm::MprotectFlags) -> Memory {
+    let all = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    // SAFETY: a new mapping; leaked.
+    let base = unsafe {
+        let base =
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), 65536, all, rustix::mm::MapFlags::PRIVATE)
+                .expect("map");
+        rustix::mm::mprotect(base.byte_add(16384), 4096, access).expect("protect");
+        base
+    };
+    Memory {
+        addr: base as u64,
+        len_bytes: 65536,
+        kind: MemoryKind::Dram,
+        device: 0,
+        remote_read: true,
+        remote_write: true,
+    }
+}
+
+#[test]
+fn memory_that_faults_is_blamed_on_its_owner_and_crashes_nobody() {
+    use rustix::mm::MprotectFlags;
+    let (one, two) = (Served::new(), Served::new());
+    let (a, b): (&dyn Fabric, &dyn Fabric) = (&*one.fabric, &*two.fabric);
+    let good = [Block::new(a, 65536, 1), Block::new(b, 65536, 2)];
+    let hole = pages(MprotectFlags::empty());
+    let fixed = pages(MprotectFlags::READ);
+    let keys = [a.register(&hole).expect("register"), b.register(&fixed).expect("register")];
+    let pair = || {
+        let (x, x_address) = new_endpoint(a);
+        let (y, y_address) = new_endpoint(b);
+        a.connect_endpoint(x, &y_address, soon()).expect("connect");
+        b.connect_endpoint(y, &x_address, soon()).expect("connect");
+        x
+    };
+    let work = |op: Op, local: (u64, u64), remote: (u64, u64)| -> Vec<Template> {
+        (0..16)
+            .map(|i| Template {
+                local_addr: local.0 + 4096 * i,
+                remote_addr: remote.0 + 4096 * i,
+                local_key: local.1,
+                remote_key: remote.1,
+                len_bytes: 4096,
+                op,
+                reserved: [0; 3],
+            })
+            .collect()
+    };
+    let (from, to) = ((good[0].addr, good[0].keys.local), (good[1].addr, good[1].keys.remote));
+    let (bad_from, bad_to) = ((hole.addr, keys[0].local), (fixed.addr, keys[1].remote));
+    for (op, local, remote, status) in [
+        (Op::Write, bad_from, to, WcStatus::LocalAccess),
+        (Op::Write, from, bad_to, WcStatus::RemoteAccess),
+        (Op::Read, bad_from, to, WcStatus::LocalAccess),
+    ] {
+        let endpoint = pair();
+        post(a, endpoint, &work(op, local, remote), 0);
+        let all = poll_until(a, |all| all.last().is_some_and(|c| c.seq == 15));
+        // The four pages before the bad one were copied, silently, since only the last was to be signaled.
+        assert_eq!((all[0].seq, all[0].status), (4, status), "{op:?} {all:?}");
+        assert!(all[1..].iter().all(|c| c.status == WcStatus::Flushed), "{all:?}");
+    }
+    // The same with a payload that travels with the work request.
+    let endpoint = pair();
+    let extra = Extra {
+        op: ExtraOp::Write,
+        bytes: &[9; 100],
+        staged: None,
+        remote_addr: fixed.addr + 16384,
+        remote_key: keys[1].remote,
+        fenced: false,
+    };
+    let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+    a.post(endpoint, &batch).expect("post");
+    assert_eq!(poll_until(a, |all| !all.is_empty())[0].status, WcStatus::RemoteAccess);
+    assert_eq!(good[1].differs(|i| if i < 16384 { 0 } else { 2 }), None);
+}
+
 /// Maps a ring of this process once more, as a hostile engine could.
 fn map_ring(fd: i32) -> &'static [AtomicU64] {
     // SAFETY: the descriptor belongs to an endpoint that the test keeps.

@@ -1,7 +1,7 @@
 //! Who has work, and who sleeps: a set of endpoint slots and a doorbell, in memory that peers share.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::shm::{Mapping, Plain};
@@ -153,7 +153,10 @@ impl Door {
 
     /// A peer's door, by descriptors fetched from it.
     pub fn open(page: &OwnedFd, event: OwnedFd) -> io::Result<Door> {
-        use std::os::fd::AsFd;
+        // Ringing must never block.
+        if !rustix::fs::fcntl_getfl(&event)?.contains(rustix::fs::OFlags::NONBLOCK) {
+            return Err(io::Error::other("a doorbell that may block"));
+        }
         let door = Door { page: Mapping::open(page.as_fd(), DOOR_BYTES)?, event };
         match door.page().magic.load(Ordering::Acquire) {
             DOOR_MAGIC => Ok(door),

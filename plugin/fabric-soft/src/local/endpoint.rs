@@ -38,7 +38,7 @@ pub struct Link {
 /// What only the thread that pulls uses.
 pub struct Puller {
     pub batch: Batch,
-    /// Entries in the batch or behind it, copied out of the peer's ring.
+    /// Entries of the batch, copied out of the peer's ring.
     pub entries: Vec<Entry>,
     /// Next entry of the peer's ring.
     pub head: u64,
@@ -76,15 +76,20 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    pub fn new(id: EndpointId, config: &EndpointConfig, ring_fd: OwnedFd, ring: Ring) -> Endpoint {
+    pub fn new(
+        id: EndpointId,
+        config: &EndpointConfig,
+        ring_fd: OwnedFd,
+        ring: Ring,
+    ) -> std::io::Result<Endpoint> {
         let parts = MAX_PARTS.min(config.sq_depth.next_power_of_two() as usize);
-        Endpoint {
+        Ok(Endpoint {
             id,
             control: config.control,
             ring,
             _ring_fd: ring_fd,
             state: AtomicU32::new(State::Created as u32),
-            send: Mutex::new(SendQueue::new(u64::from(config.sq_depth))),
+            send: Mutex::new(SendQueue::new(u64::from(config.sq_depth))?),
             recv: Mutex::new(RecvQueue::new(config.rq_depth)),
             pull: Mutex::new(Puller {
                 batch: Batch::new(parts),
@@ -100,7 +105,7 @@ impl Endpoint {
             stalled: AtomicBool::new(false),
             served: AtomicU64::new(0),
             link: OnceLock::new(),
-        }
+        })
     }
 
     pub fn state(&self) -> State {

@@ -106,7 +106,7 @@ fn serve_open(
     budget: usize,
 ) -> Moved {
     let mut guards = Guards::new(&inner.regions);
-    let gathered = gather(inner, endpoint, link, puller, tail, budget, &mut guards);
+    let gathered = gather(endpoint, link, puller, tail, budget, &mut guards);
     let parts = puller.batch.len();
     let (done, fault) = if parts == 0 {
         (0, None)
@@ -118,10 +118,9 @@ fn serve_open(
     };
     let bytes = puller.batch.bytes();
     let whole = done == parts && fault.is_none();
-    let (finished, inline_bytes) = finish(endpoint, link, puller, &gathered, done);
+    let finished = finish(endpoint, link, puller, &gathered, done);
     drop(guards);
     inner.stats.written_bytes.add(if whole { bytes as u64 } else { 0 });
-    inner.stats.inline_bytes.add(inline_bytes as u64);
     let Some(finished) = finished else { return Moved::NOTHING };
     inner.tell_done(endpoint, link, puller.head, tail, finished.signaled, finished.received);
 
@@ -152,18 +151,17 @@ fn serve_open(
         return Moved { bytes, more: false };
     }
     let more = puller.head != link.ring.tail() && puller.stalled.is_none();
-    Moved { bytes: bytes + inline_bytes, more }
+    Moved { bytes, more }
 }
 
 /// Copies entries out of the ring, checks them, and puts what must be pulled into the batch.
-fn gather<'a>(
-    inner: &'a Inner,
+fn gather(
     endpoint: &Endpoint,
     link: &Link,
     puller: &mut Puller,
     tail: u64,
     budget: usize,
-    guards: &mut Guards<'a>,
+    guards: &mut Guards<'_>,
 ) -> Gathered {
     puller.batch.clear();
     puller.entries.clear();
@@ -171,7 +169,7 @@ fn gather<'a>(
     let waiting = link.ring.bulk().wrapping_sub(puller.bulk_done);
     let budget = if waiting <= 2 * budget as u64 { 2 * budget } else { budget };
     let recv = endpoint.recv.lock();
-    let (mut recvs, mut inline) = (0, false);
+    let mut recvs = 0;
     let mut ordinal = puller.head;
     let mut cut = 0;
     let stop = loop {
@@ -189,26 +187,19 @@ fn gather<'a>(
             Err(stop) => break stop,
         };
         if entry.len != 0 {
-            // Payloads are placed after the pull, so nothing that comes behind one may be in the same batch.
-            if inline && !entry.has(ring::INLINE) {
-                break Stop::Full;
-            }
             match guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, write_into) {
                 Ok(true) => {}
                 Ok(false) => break Stop::Full,
                 Err(_) => break Stop::Refused(WcStatus::RemoteAccess),
             }
-            if entry.has(ring::INLINE) {
-                inline = true;
-            } else {
-                let left = u64::from(entry.len) - offset;
-                let take = left.min((budget - puller.batch.bytes()) as u64);
-                let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
-                if !puller.batch.add(to, from, entry.own_key, take as usize) {
-                    break Stop::Full;
-                }
-                cut = left - take;
+            let left = u64::from(entry.len) - offset;
+            let take = left.min((budget - puller.batch.bytes()) as u64);
+            let key = if entry.has(ring::INLINE) { 0 } else { entry.own_key };
+            let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
+            if !puller.batch.add(to, from, key, take as usize) {
+                break Stop::Full;
             }
+            cut = left - take;
         }
         recvs += usize::from(entry.has(ring::IMM | ring::SEND));
         puller.entries.push(entry);
@@ -221,7 +212,6 @@ fn gather<'a>(
         puller.stalled = None;
         endpoint.stalled.store(false, Ordering::SeqCst);
     }
-    let _ = inner;
     Gathered { stop, cut }
 }
 
@@ -248,24 +238,23 @@ struct Finished {
     received: bool,
 }
 
-/// Places payloads, consumes RECVs and moves on, as far as the pull got. Nothing of it happens once either side has ended the connection.
+/// Consumes RECVs and moves on, as far as the pull got. Nothing of it happens once either side has ended the connection.
 fn finish(
     endpoint: &Endpoint,
     link: &Link,
     puller: &mut Puller,
     gathered: &Gathered,
     parts: usize,
-) -> (Option<Finished>, usize) {
+) -> Option<Finished> {
     let mut recv = endpoint.recv.lock();
     if !endpoint.is_connected() || link.ring.is_closed() {
-        return (None, 0);
+        return None;
     }
-    let (mut left, mut inline_bytes) = (parts, 0);
+    let mut left = parts;
     let mut finished = Finished { signaled: false, received: false };
     let last = puller.entries.len();
     for (i, entry) in puller.entries.iter().enumerate() {
-        let bulk = entry.len != 0 && !entry.has(ring::INLINE);
-        if bulk {
+        if entry.len != 0 {
             if left == 0 {
                 break;
             }
@@ -278,12 +267,6 @@ fn finish(
                 break;
             }
             puller.bulk_done = puller.bulk_done.wrapping_add(u64::from(entry.len) - skipped);
-        } else if entry.len != 0 {
-            let from = link.ring.payload(entry.offset, entry.len as usize);
-            // SAFETY: the source is inside the mapped ring; the target is inside a region whose guard the caller holds.
-            // The two never overlap: the ring is the fabric's own mapping.
-            unsafe { std::ptr::copy(from, entry.peer_addr as *mut u8, entry.len as usize) };
-            inline_bytes += entry.len as usize;
         }
         if entry.has(ring::SEND) {
             recv.complete(endpoint.id, CompletionKind::RecvSend, entry.len);
@@ -296,7 +279,7 @@ fn finish(
         puller.head_offset = 0;
     }
     endpoint.served.store(puller.head, Ordering::Release);
-    (Some(finished), inline_bytes)
+    Some(finished)
 }
 
 /// The next entry has no RECV: waits a while, then refuses it.

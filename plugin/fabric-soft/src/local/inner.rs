@@ -27,6 +27,9 @@ const MIN_CHARGE: usize = 4096;
 /// Polls that find nothing between two looks at the event descriptor.
 const IDLE_POLLS: u64 = 4096;
 
+/// Rings in the middle of arming before that is given up; the caller then comes again.
+const ARM_ATTEMPTS: usize = 8;
+
 /// Bytes of an endpoint's stamp: instance, token, zero.
 const STAMP_BYTES: usize = 32;
 
@@ -437,19 +440,20 @@ impl Inner {
 
     /// Prepares for sleeping on the event descriptor; `false` if something waits.
     pub fn arm(&self) -> bool {
-        loop {
+        for _ in 0..ARM_ATTEMPTS {
             self.door.sleep();
             self.take_events();
             self.harvest();
             if !self.is_idle() {
-                self.door.awake();
-                return false;
+                break;
             }
             // Somebody rang while we looked: what it was has been looked at, but the next ring needs a sleeper.
             if self.door.is_asleep() {
                 return true;
             }
         }
+        self.door.awake();
+        false
     }
 
     // ---- events: the doorbell, the timer, deaths

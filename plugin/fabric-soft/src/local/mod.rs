@@ -10,7 +10,7 @@
 //! | `sys`, `shm` | system calls, mappings |
 //! | `peer` | probing and knowing another process |
 //! | `door` | which endpoints have news, and who sleeps |
-//! | `ring`, `send`, `recv` | the queues of an endpoint |
+//! | `ring`, `send`, `payload`, `recv` | the queues of an endpoint |
 //! | `pull`, `inbound`, `outbound` | moving bytes |
 //! | `inner`, `pool` | who does the work, and when |
 
@@ -19,6 +19,7 @@ mod endpoint;
 mod inbound;
 mod inner;
 mod outbound;
+mod payload;
 mod peer;
 mod pool;
 mod pull;
@@ -42,9 +43,10 @@ use baton_fabric::{
 use door::MAX_SLOTS;
 use endpoint::{Endpoint, Link, State};
 use inner::Inner;
+use payload::INLINE_BYTES;
 use peer::{EndpointAddress, FabricAddress};
 use pull::Stamp;
-use ring::{Entry, INLINE_BYTES, Ring};
+use ring::{Entry, Ring};
 use send::{Item, SendQueue};
 
 /// Deepest queues.
@@ -199,7 +201,9 @@ impl Fabric for LocalFabric {
                 token,
             };
             self.inner.set_stamp(slot, token);
-            place.endpoint = Some(Arc::new(Endpoint::new(id, config, fd, ring)));
+            let endpoint = Endpoint::new(id, config, fd, ring)
+                .map_err(|e| FabricError::System(format!("room for payloads: {e}")))?;
+            place.endpoint = Some(Arc::new(endpoint));
             return Ok((id, serde_json::to_value(&address).expect("plain data")));
         }
         Err(FabricError::Limit(format!("{MAX_SLOTS} endpoints exist, the most one fabric holds")))
@@ -267,7 +271,7 @@ impl Fabric for LocalFabric {
             let text = format!("{} work requests, and room for {room} in the send queue", batch.len());
             return Err(refuse(FabricError::Limit(text)));
         }
-        append(&self.inner, &endpoint, &mut send, batch);
+        append(&self.inner, &mut send, batch);
         let started = send.start(&endpoint.ring);
         self.inner.count_bytes(&endpoint, &mut send);
         let (reads, ready) = (send.has_reads(), send.is_ready());
@@ -372,7 +376,7 @@ fn check(batch: &Batch<'_>) -> Result<(), FabricError> {
 }
 
 /// Puts a batch into the send queue. Faults of this side's memory show when their turn comes.
-fn append(inner: &Inner, endpoint: &Endpoint, send: &mut SendQueue, batch: &Batch<'_>) {
+fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
     let last = batch.len().wrapping_sub(1);
     let mut source: Option<(u64, crate::regions::Guard<'_>)> = None;
     let mut readable = |key: u64, addr: u64, len: u64| {
@@ -397,7 +401,6 @@ fn append(inner: &Inner, endpoint: &Endpoint, send: &mut SendQueue, batch: &Batc
             len: work.len_bytes,
             imm: 0,
             flags,
-            offset: 0,
         };
         if let (Some(imm), true) = (batch.imm, i + 1 == batch.work.len()) {
             entry.imm = imm;
@@ -422,13 +425,9 @@ fn append(inner: &Inner, endpoint: &Endpoint, send: &mut SendQueue, batch: &Batc
         ExtraOp::Send => entry.flags |= ring::SEND,
     }
     if entry.len != 0 {
-        let inline = if extra.bytes.len() <= INLINE_BYTES {
-            send.keep_payload(&endpoint.ring, extra.bytes)
-        } else {
-            None
-        };
-        if let Some(offset) = inline {
-            entry.offset = offset;
+        let inline = if extra.bytes.len() <= INLINE_BYTES { send.keep_payload(extra.bytes) } else { None };
+        if let Some(addr) = inline {
+            entry.own_addr = addr;
             entry.flags |= ring::INLINE;
         } else {
             (entry.own_addr, entry.own_key) = extra.staged.unwrap_or_default();

@@ -59,12 +59,12 @@ pub fn pull(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usi
 }
 
 /// Fills the batch with READs. Returns why the next one may not run, and how many bytes of the last one stay for the next call.
-fn gather<'a>(
+fn gather(
     endpoint: &Endpoint,
     link: &Link,
     puller: &mut Puller,
     budget: usize,
-    guards: &mut Guards<'a>,
+    guards: &mut Guards<'_>,
 ) -> (Option<WcStatus>, u64) {
     puller.batch.clear();
     let send = endpoint.send.lock();

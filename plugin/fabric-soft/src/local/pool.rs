@@ -52,6 +52,7 @@ impl Pool {
             return;
         }
         self.heavy.add(slot);
+        // Pairs with `wait`: either this sees the sleeper or the sleeper sees the slot.
         if self.idle.load(Ordering::SeqCst) != 0 {
             let _threads = self.threads.lock();
             self.wake.notify_one();
@@ -125,14 +126,12 @@ fn run(weak: &Weak<Inner>) {
     loop {
         while let Some(slot) = pool.heavy.pop(cursor) {
             cursor = slot + 1;
-            // `work_on` offers the slot again while it stays heavy.
-            let moved = inner.work_on(slot, SLICE_BYTES);
-            inner.stats.copy_slices.add(u64::from(moved.bytes != 0));
-            if moved.more {
-                inner.wake();
-            }
-            if pool.stop.load(Ordering::Relaxed) {
-                break;
+            while !pool.stop.load(Ordering::Relaxed) {
+                let moved = inner.work_on(slot, SLICE_BYTES);
+                inner.stats.copy_slices.add(u64::from(moved.bytes != 0));
+                if !moved.more {
+                    break;
+                }
             }
         }
         if !pool.wait() {

@@ -94,12 +94,12 @@ impl Batch {
         self.peer.len()
     }
 
-    /// Adds a part; `false` if the batch has no room for it.
+    /// Adds a part; `false` if the batch has no room for it. A key of 0 says that the peer's memory is in no region.
     pub fn add(&mut self, own_addr: u64, peer_addr: u64, key: u64, len: usize) -> bool {
         if self.parts.len() == self.parts.capacity().min(MAX_PARTS) {
             return false;
         }
-        if !self.keys.contains(&key) {
+        if key != 0 && !self.keys.contains(&key) {
             if self.keys.len() == MAX_KEYS {
                 return false;
             }
@@ -184,7 +184,7 @@ impl Batch {
 
     fn key_is_live(&self, key: u64) -> bool {
         let index = self.keys.iter().position(|&k| k == key);
-        index.is_some_and(|i| self.found[STAMP_WORDS + i] == key)
+        key == 0 || index.is_some_and(|i| self.found[STAMP_WORDS + i] == key)
     }
 
     /// Copies one part alone and names the side at fault if that fails.

@@ -15,14 +15,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::shm::{Mapping, Plain};
 use baton_fabric::WcStatus;
 
-/// Longest payload that travels in the ring: a whole notification record with its header, and some.
-pub const INLINE_BYTES: usize = 8192 + 256;
-
 const RING_MAGIC: u64 = u64::from_le_bytes(*b"BATONRNG");
 const HEADER_BYTES: usize = 4096;
 const ENTRY_BYTES: usize = 64;
 
-/// The payload is in the ring's byte area at `offset`.
+/// The payload is the initiator's own copy, in no region: there is no key to look at.
 pub const INLINE: u32 = 1;
 /// Consumes a RECV and carries an immediate.
 pub const IMM: u32 = 2;
@@ -54,8 +51,6 @@ pub struct Entry {
     pub imm: u32,
     /// `INLINE | …`.
     pub flags: u32,
-    /// Of an inline payload, in the byte area.
-    pub offset: u32,
 }
 
 impl Entry {
@@ -70,21 +65,21 @@ impl Entry {
             self.own_key,
             self.peer_key,
             u64::from(self.len) | u64::from(self.imm) << 32,
-            u64::from(self.flags) | u64::from(self.offset) << 32,
+            u64::from(self.flags),
         ]
     }
 
-    fn from_words(words: [u64; 6]) -> Entry {
-        Entry {
+    fn from_words(words: [u64; 6]) -> Option<Entry> {
+        let flags = u32::try_from(words[5]).ok().filter(|flags| flags & !RING_FLAGS == 0)?;
+        Some(Entry {
             own_addr: words[0],
             peer_addr: words[1],
             own_key: words[2],
             peer_key: words[3],
             len: words[4] as u32,
             imm: (words[4] >> 32) as u32,
-            flags: words[5] as u32,
-            offset: (words[5] >> 32) as u32,
-        }
+            flags,
+        })
     }
 }
 
@@ -137,17 +132,12 @@ pub struct Ring {
     depth: u64,
 }
 
-fn byte_area(depth: u64) -> usize {
-    // Room for every entry to be inline and of full length, plus the part that stays empty before a wrap.
-    (depth as usize + 1) * INLINE_BYTES
-}
-
 fn ring_bytes(depth: u64) -> usize {
-    (HEADER_BYTES + depth as usize * ENTRY_BYTES + byte_area(depth)).next_multiple_of(4096)
+    (HEADER_BYTES + depth as usize * ENTRY_BYTES).next_multiple_of(4096)
 }
 
 impl Ring {
-    /// A new ring; `depth` is a power of two. Memory is used only as far as it is written.
+    /// A new ring; `depth` is a power of two.
     pub fn create(depth: u64, token: u64) -> io::Result<(OwnedFd, Ring)> {
         let (fd, mapping) = Mapping::create("baton-ring", ring_bytes(depth))?;
         let ring = Ring { mapping, depth };
@@ -250,11 +240,7 @@ impl Ring {
     /// A copy of an entry, or `None` if it is not one.
     pub fn read(&self, ordinal: u64) -> Option<Entry> {
         let cell = self.cell(ordinal);
-        let entry = Entry::from_words(std::array::from_fn(|i| cell.0[i].load(Ordering::Relaxed)));
-        let inline_fits = !entry.has(INLINE)
-            || (entry.len as usize <= INLINE_BYTES
-                && entry.offset as usize + entry.len as usize <= byte_area(self.depth));
-        (entry.flags & !RING_FLAGS == 0 && inline_fits).then_some(entry)
+        Entry::from_words(std::array::from_fn(|i| cell.0[i].load(Ordering::Relaxed)))
     }
 
     /// Announces that entries are about to be pulled; `false` if the owner has taken them back.
@@ -294,12 +280,6 @@ impl Ring {
     pub fn is_reading(&self) -> bool {
         self.header().owner.0.reading.load(Ordering::SeqCst) != 0
     }
-
-    /// Address of an inline payload; offsets are relative to the byte area and were checked.
-    pub fn payload(&self, offset: u32, len: usize) -> *mut u8 {
-        let area = HEADER_BYTES + self.depth as usize * ENTRY_BYTES;
-        self.mapping.bytes(area + offset as usize, len)
-    }
 }
 
 fn encode(status: WcStatus) -> u64 {
@@ -325,53 +305,6 @@ fn decode(code: u64) -> Option<WcStatus> {
     }
 }
 
-/// Where inline payloads go in the byte area: first in, first out, each in one piece. Only the owner of the ring allocates.
-pub struct Bytes {
-    area: u64,
-    /// Offset of the next payload.
-    next: u64,
-    /// Payloads outstanding, as (entry ordinal, offset), oldest first: bounded by the depth of the ring.
-    used: std::collections::VecDeque<(u64, u64)>,
-}
-
-impl Bytes {
-    pub fn new(depth: u64) -> Bytes {
-        let used = std::collections::VecDeque::with_capacity(depth as usize);
-        Bytes { area: byte_area(depth) as u64, next: 0, used }
-    }
-
-    /// Takes room for entry `ordinal`, at least one byte; `None` only if more is outstanding than the depth of the ring.
-    pub fn take(&mut self, ordinal: u64, len: usize) -> Option<u32> {
-        let len = len as u64;
-        // While nothing is outstanding it starts over, so that quiet rings keep to a few warm pages.
-        let start = match self.used.front() {
-            None => 0,
-            Some(&(_, oldest)) => self.fit(oldest, len)?,
-        };
-        self.used.push_back((ordinal, start));
-        self.next = start + len;
-        Some(start as u32)
-    }
-
-    /// Where `len` bytes fit, with the oldest outstanding payload at `oldest`.
-    fn fit(&self, oldest: u64, len: u64) -> Option<u64> {
-        if self.next > oldest {
-            if self.next + len <= self.area {
-                return Some(self.next);
-            }
-            return (len < oldest).then_some(0);
-        }
-        (self.next + len < oldest).then_some(self.next)
-    }
-
-    /// Gives back the room of all entries before `ordinal`.
-    pub fn free_before(&mut self, ordinal: u64) {
-        while self.used.front().is_some_and(|&(of, _)| of < ordinal) {
-            self.used.pop_front();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -389,7 +322,6 @@ mod tests {
             len: u32::MAX,
             imm: 0xabcd_ef01,
             flags: IMM | SIGNALED,
-            offset: 0,
         };
         ring.write(9, entry);
         ring.publish(10, 5);
@@ -397,8 +329,7 @@ mod tests {
         for bad in [
             Entry { flags: READ, ..entry },
             Entry { flags: 1 << 31, ..entry },
-            Entry { flags: INLINE, ..entry },
-            Entry { flags: INLINE, len: 1, offset: u32::MAX, ..entry },
+            Entry { flags: FAULT | SEND, ..entry },
         ] {
             ring.write(9, bad);
             assert_eq!(peer.read(9), None, "{bad:?}");
@@ -406,33 +337,6 @@ mod tests {
         for status in [WcStatus::LocalAccess, WcStatus::RemoteAccess, WcStatus::RnrExceeded] {
             peer.set_failure(status);
             assert_eq!(ring.failure(), Some(status));
-        }
-    }
-
-    #[test]
-    fn as_many_full_payloads_fit_as_the_ring_is_deep() {
-        let depth = 8;
-        let mut bytes = Bytes::new(depth);
-        let mut live: std::collections::VecDeque<(u64, u64, u64)> = Default::default();
-        for ordinal in 0..10_000u64 {
-            let len = match ordinal % 5 {
-                0 => 1,
-                1 => 1 + ordinal % 100,
-                _ => INLINE_BYTES as u64,
-            };
-            let start = u64::from(bytes.take(ordinal, len as usize).expect("room for the whole depth"));
-            assert!(start + len <= byte_area(depth) as u64);
-            for &(_, other, other_len) in &live {
-                assert!(start + len <= other || other + other_len <= start);
-            }
-            live.push_back((ordinal, start, len));
-            if live.len() as u64 == depth {
-                let keep = (ordinal * 7 % depth) as usize;
-                while live.len() > keep {
-                    live.pop_front();
-                }
-                bytes.free_before(ordinal + 1 - keep as u64);
-            }
         }
     }
 }

@@ -11,7 +11,8 @@
 
 use baton_fabric::{Completion, CompletionKind, EndpointId, WcStatus};
 
-use super::ring::{self, Bytes, Entry, Ring};
+use super::payload::Payloads;
+use super::ring::{self, Entry, Ring};
 
 /// A posted work request.
 #[derive(Clone, Copy, Default)]
@@ -32,10 +33,10 @@ pub struct SendQueue {
     /// Entries ever put into the shared ring, and how many of them are done.
     pushed: u64,
     ring_done: u64,
-    bytes: Bytes,
+    payloads: Payloads,
     /// Bytes of READs posted and not completed.
     read_bytes: u64,
-    /// Bytes of WRITEs and SENDs, not inline, posted and not completed.
+    /// Bytes of WRITEs and SENDs posted and not completed.
     write_bytes: u64,
     /// What [`SendQueue::changes`] has told of the two.
     told: [u64; 2],
@@ -55,9 +56,9 @@ pub struct Started {
 }
 
 impl SendQueue {
-    pub fn new(depth: u64) -> SendQueue {
+    pub fn new(depth: u64) -> std::io::Result<SendQueue> {
         let slots = depth.next_power_of_two();
-        SendQueue {
+        Ok(SendQueue {
             items: vec![Item::default(); slots as usize].into_boxed_slice(),
             depth,
             posted: 0,
@@ -66,13 +67,13 @@ impl SendQueue {
             drained: 0,
             pushed: 0,
             ring_done: 0,
-            bytes: Bytes::new(slots),
+            payloads: Payloads::new(slots)?,
             read_bytes: 0,
             write_bytes: 0,
             told: [0; 2],
             ready: 0,
             ended: None,
-        }
+        })
     }
 
     fn item(&self, ordinal: u64) -> &Item {
@@ -94,21 +95,16 @@ impl SendQueue {
         if item.entry.has(ring::READ) {
             self.read_bytes += u64::from(item.entry.len);
         } else {
-            self.write_bytes += bulk(&item.entry);
+            self.write_bytes += u64::from(item.entry.len);
         }
         let index = (self.posted & (self.items.len() as u64 - 1)) as usize;
         self.items[index] = item;
         self.posted += 1;
     }
 
-    /// Keeps a payload in the ring's byte area for the next work request to be pushed, and returns its offset.
-    pub fn keep_payload(&mut self, ring: &Ring, bytes: &[u8]) -> Option<u32> {
-        let offset = self.bytes.take(self.posted, bytes.len())?;
-        // SAFETY: the range is inside the ring and free, so this side alone writes it; the peer only reads it.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), ring.payload(offset, bytes.len()), bytes.len());
-        }
-        Some(offset)
+    /// Keeps a copy of the payload of the next work request to be pushed, and returns its address.
+    pub fn keep_payload(&mut self, payload: &[u8]) -> Option<u64> {
+        self.payloads.keep(self.posted, payload)
     }
 
     /// Starts what may start.
@@ -132,7 +128,7 @@ impl SendQueue {
                 }
                 ring.write(self.pushed, entry);
                 self.pushed += 1;
-                bytes += bulk(&entry);
+                bytes += u64::from(entry.len);
             }
             self.started += 1;
         }
@@ -164,11 +160,11 @@ impl SendQueue {
             if entry.has(ring::READ) {
                 self.read_bytes -= u64::from(entry.len);
             } else {
-                self.write_bytes -= bulk(&entry);
+                self.write_bytes -= u64::from(entry.len);
             }
         }
         self.completed += count;
-        self.bytes.free_before(self.completed);
+        self.payloads.free_before(self.completed);
     }
 
     /// READs that may be pulled now, oldest first.
@@ -246,11 +242,6 @@ impl SendQueue {
     }
 }
 
-/// Bytes that the target has to pull for an entry of the ring.
-fn bulk(entry: &Entry) -> u64 {
-    if entry.has(ring::INLINE) { 0 } else { u64::from(entry.len) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,7 +261,7 @@ mod tests {
     #[test]
     fn reads_and_writes_are_never_under_way_together() {
         let (_fd, ring) = Ring::create(16, 1).unwrap();
-        let mut queue = SendQueue::new(16);
+        let mut queue = SendQueue::new(16).unwrap();
         for (seq, flags) in [0, 0, ring::READ, ring::READ, ring::SIGNALED].into_iter().enumerate() {
             queue.push(item(seq as u64, flags));
         }
@@ -295,7 +286,7 @@ mod tests {
     #[test]
     fn an_error_completes_its_own_request_and_flushes_the_rest() {
         let (_fd, ring) = Ring::create(8, 1).unwrap();
-        let mut queue = SendQueue::new(8);
+        let mut queue = SendQueue::new(8).unwrap();
         for (seq, flags) in [ring::SIGNALED, 0, 0, ring::READ, ring::SIGNALED].into_iter().enumerate() {
             queue.push(item(seq as u64, flags));
         }
@@ -316,7 +307,7 @@ mod tests {
     #[test]
     fn a_refused_request_waits_for_its_turn() {
         let (_fd, ring) = Ring::create(8, 1).unwrap();
-        let mut queue = SendQueue::new(8);
+        let mut queue = SendQueue::new(8).unwrap();
         queue.push(item(0, 0));
         queue.push(item(1, ring::FAULT));
         queue.push(item(2, 0));

@@ -22,12 +22,10 @@ counters! {
     pulls,
     /// Pieces in them, after merging.
     pull_pieces,
-    /// Bulk bytes placed here for peers' WRITEs and SENDs.
+    /// Bytes placed here for peers' WRITEs and SENDs.
     written_bytes,
-    /// Bulk bytes of own READs.
+    /// Bytes of own READs.
     read_bytes,
-    /// Bytes that travelled in rings.
-    inline_bytes,
     /// Pulls that ended early or under a wrong stamp.
     faults,
     /// Work requests of peers refused for key, bounds, permission or length.
