@@ -408,7 +408,7 @@ impl Inner {
     }
 
     fn is_waiting_for_copies(&self) -> bool {
-        self.writes.is_heavy() || self.door.is_pulled()
+        self.writes.is_heavy() || self.door.is_pulled() || self.pool.is_busy()
     }
 
     fn collect(&self, out: &mut [Completion], cursor: &mut u32) -> usize {

@@ -25,6 +25,8 @@ pub struct Pool {
     heavy: SlotSet,
     /// Threads that sleep.
     idle: AtomicUsize,
+    /// Threads that copy.
+    busy: AtomicUsize,
     started: AtomicBool,
     stop: AtomicBool,
     threads: Mutex<Threads>,
@@ -38,6 +40,7 @@ impl Pool {
             limit,
             heavy: SlotSet::new(),
             idle: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
             started: AtomicBool::new(limit == 0),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
@@ -57,6 +60,11 @@ impl Pool {
             let _threads = self.threads.lock();
             self.wake.notify_one();
         }
+    }
+
+    /// Whether a thread is copying.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) != 0
     }
 
     /// Whether help was asked for and no thread exists yet.
@@ -126,6 +134,7 @@ fn run(weak: &Weak<Inner>) {
     loop {
         while let Some(slot) = pool.heavy.pop(cursor) {
             cursor = slot + 1;
+            pool.busy.fetch_add(1, Ordering::Relaxed);
             while !pool.stop.load(Ordering::Relaxed) {
                 let moved = inner.work_on(slot, SLICE_BYTES);
                 inner.stats.copy_slices.add(u64::from(moved.bytes != 0));
@@ -133,6 +142,7 @@ fn run(weak: &Weak<Inner>) {
                     break;
                 }
             }
+            pool.busy.fetch_sub(1, Ordering::Relaxed);
         }
         if !pool.wait() {
             break;
