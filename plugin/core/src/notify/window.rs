@@ -22,6 +22,9 @@ impl Default for NotifyWindow {
 }
 
 impl NotifyWindow {
+    /// Numbers remembered: more may not be on their way at once.
+    pub const SPAN: u64 = SPAN;
+
     /// `true` the first time a number is seen.
     #[must_use]
     pub fn insert(&mut self, seq: NotifySeq) -> bool {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::credit::CreditViolation;
 use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
 use crate::ledger::NotInFlight;
-use crate::notify::{Carry, RecordError};
+use crate::notify::{Carry, NotifyWindow, RECORD_ALIGN, RecordError};
 use crate::sequence::ImmError;
 
 /// One endpoint of a session with the depths both sides agreed on, and the peer's record ring behind it.
@@ -91,6 +91,15 @@ impl SessionSetup {
                 let value = u64::from(lane.ring_bytes);
                 return refuse(format!("{name} ring_bytes"), value, "a multiple of 256, at least 512");
             }
+        }
+        // Every record on its way must fit the receiver's window of numbers, or a resent one could pass for new.
+        if u64::from(self.control.ring_bytes) > NotifyWindow::SPAN * RECORD_ALIGN {
+            let value = u64::from(self.control.ring_bytes);
+            return refuse(
+                "control ring_bytes".into(),
+                value,
+                "no more records than the window of numbers, 65536 bytes",
+            );
         }
         Ok(())
     }
