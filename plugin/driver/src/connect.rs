@@ -135,7 +135,8 @@ impl Shared {
         let mut state = peer.state.lock();
         let stash = state.pending.take_if(|pending| pending.attempt == attempt).map(|pending| pending.stash);
         match outcome {
-            Ok(made) if state.machine.connected(attempt, &made.established) => {
+            // The end of the engine has already been at this peer's sessions.
+            Ok(made) if !self.is_stopping() && state.machine.connected(attempt, &made.established) => {
                 self.open_session(peer, state, made, stash.unwrap_or_default());
             }
             Ok(made) => {
@@ -161,7 +162,7 @@ impl Shared {
         let retry_at = state.machine.failed(now, attempt, &failed.cause, crate::engine::random_u64() as u32);
         let Some(retry_at) = retry_at else { return tracing::debug!("a void attempt ended: {error}") };
         self.counters.connects_failed.fetch_add(1, Ordering::Relaxed);
-        let patient = failed.is_transient() && now < state.waiting_until;
+        let patient = self.is_stopping() || failed.is_transient() && now < state.waiting_until;
         if patient {
             tracing::debug!("{error}");
         } else {
@@ -185,13 +186,14 @@ impl Shared {
         // On the same host loopback is sure to work, whatever the interfaces' addresses are.
         let same_host = info.host == self.host;
         candidates.sort_by_key(|candidate| candidate.addr.ip().is_loopback() != same_host);
-        let mut dialer = Dialer::new(&candidates);
+        let mut dialer = Dialer::new(&candidates, &self.halt);
         let attempt = Attempt { peer, info: &info, start: &start, deadline };
         loop {
             let (addr, stream) = dialer.next(deadline)?;
             match self.handshake(&attempt, stream, &excluded) {
                 Ok(made) => return Ok(made),
                 Err(Failed { exclude: Some(fabric), error, .. }) => {
+                    self.halt.check()?;
                     self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(
                         "{} is tried without fabric {}: {error}",
@@ -199,7 +201,7 @@ impl Shared {
                         self.fabrics[fabric].name()
                     );
                     excluded.push(fabric);
-                    dialer = Dialer::new(&candidates);
+                    dialer = Dialer::new(&candidates, &self.halt);
                 }
                 // Not the engine that was meant: "every host's" address, or a port that somebody else got.
                 Err(failed)
@@ -286,7 +288,7 @@ impl Shared {
         let mut reader = FrameReader::new();
         let (await_reply, frame) = Initiator::start(info.key.clone(), hello).map_err(HandshakeError::from)?;
         send_frame(stream, &frame, deadline)?;
-        let body = read_frame(stream, &mut reader, deadline)?;
+        let body = read_frame(stream, &mut reader, deadline, &self.halt)?;
         let reply = await_reply.on_reply(&body).map_err(|failure| {
             // The peer gets to know why; if it does not, it sees the connection end.
             let _told = failure.send.map(|frame| send_frame(stream, &frame, deadline));
@@ -303,7 +305,7 @@ impl Shared {
             .and_then(|()| set.post_recvs(&agreed))
             .and_then(|()| {
                 self.await_accept(peer, start.attempt, set);
-                set.connect(&theirs, &agreed, deadline)
+                self.halt.connecting(set, || set.connect(&theirs, &agreed, deadline))
             });
         if let Err(e) = connected {
             if let Some(frame) = reply.refuse(ErrorCode::NoFabric, e.to_string()) {
@@ -314,7 +316,7 @@ impl Shared {
         let (await_accept, frame) =
             reply.ready(&self.session_key, start.resume_token.as_ref()).map_err(HandshakeError::from)?;
         send_frame(stream, &frame, deadline)?;
-        let body = read_frame(stream, &mut reader, deadline)?;
+        let body = read_frame(stream, &mut reader, deadline, &self.halt)?;
         let established = await_accept.on_accept(&body)?;
         Ok(Said { chosen, theirs, agreed, established, reader })
     }

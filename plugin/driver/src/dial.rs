@@ -2,6 +2,7 @@
 
 use crate::err;
 use crate::error::Result;
+use crate::halt::Halt;
 use baton_core::wire::{Candidate, FrameReader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
@@ -16,16 +17,18 @@ const STAGGER: Duration = Duration::from_millis(250);
 const USER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Connects to candidates and hands out one established connection after another, so that a wrong one can be skipped.
-pub(crate) struct Dialer {
+pub(crate) struct Dialer<'a> {
+    halt: &'a Halt,
     left: VecDeque<SocketAddr>,
     pending: Vec<(SocketAddr, Socket)>,
     next_start: Instant,
     errors: Vec<String>,
 }
 
-impl Dialer {
-    pub fn new(candidates: &[Candidate]) -> Dialer {
+impl<'a> Dialer<'a> {
+    pub fn new(candidates: &[Candidate], halt: &'a Halt) -> Dialer<'a> {
         Dialer {
+            halt,
             left: candidates.iter().map(socket_addr).collect(),
             pending: Vec::new(),
             next_start: Instant::now(),
@@ -36,6 +39,7 @@ impl Dialer {
     /// The next connection that comes up. The error names every address and why it failed.
     pub fn next(&mut self, deadline: Instant) -> Result<(SocketAddr, TcpStream)> {
         loop {
+            self.halt.check()?;
             let now = Instant::now();
             if now >= deadline {
                 let waiting: Vec<_> =
@@ -95,7 +99,9 @@ impl Dialer {
         let ready: Vec<bool> = {
             let mut fds: Vec<_> =
                 self.pending.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::OUT)).collect();
+            fds.push(PollFd::from_borrowed_fd(self.halt.fd(), PollFlags::IN));
             wait_until(&mut fds, until);
+            fds.pop();
             fds.iter().map(|fd| !fd.revents().is_empty()).collect()
         };
         let at = ready.iter().position(|ready| *ready)?;
@@ -159,11 +165,12 @@ pub(crate) fn send_frame(stream: &mut TcpStream, frame: &[u8], deadline: Instant
         .map_err(|e| err!(RemoteDisconnect, "sending a handshake message: {e}"))
 }
 
-/// Reads one frame's body by `deadline`.
+/// Reads one frame's body by `deadline`; the end of the engine ends the wait.
 pub(crate) fn read_frame(
     stream: &mut TcpStream,
     reader: &mut FrameReader,
     deadline: Instant,
+    halt: &Halt,
 ) -> Result<Vec<u8>> {
     loop {
         match reader.next_frame() {
@@ -171,11 +178,16 @@ pub(crate) fn read_frame(
             Ok(None) => {}
             Err(e) => return Err(err!(Protocol, "handshake: {e}")),
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        halt.check()?;
+        if Instant::now() >= deadline {
             return Err(err!(Timeout, "the other side did not send its handshake message in time"));
         }
-        stream.set_read_timeout(Some(left)).map_err(|e| err!(Local, "handshake: {e}"))?;
+        let mut fds =
+            [PollFd::new(&*stream, PollFlags::IN), PollFd::from_borrowed_fd(halt.fd(), PollFlags::IN)];
+        wait_until(&mut fds, deadline);
+        if fds[0].revents().is_empty() {
+            continue;
+        }
         let mut buffer = [0u8; 4096];
         match stream.read(&mut buffer) {
             Ok(0) => {
@@ -185,10 +197,7 @@ pub(crate) fn read_frame(
                 ));
             }
             Ok(n) => reader.feed(&buffer[..n]),
-            Err(e)
-                if e.kind() == ErrorKind::Interrupted
-                    || e.kind() == ErrorKind::WouldBlock
-                    || e.kind() == ErrorKind::TimedOut => {}
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(err!(RemoteDisconnect, "handshake: {e}")),
         }
     }

@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::err;
 use crate::error::{Error, Result};
+use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::lifeline::LifelineHandle;
 use crate::listen::{HalfOpen, ListenSpec};
@@ -30,8 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Peer instances known at once.
 pub(crate) const MAX_PEERS: usize = 65_536;
-/// Joining threads at the end takes at most this long.
-const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+/// Joining threads at the end takes at most this long (times the timeout scale).
+const JOIN_MS: u64 = 5000;
 /// A standalone notification is resent until this long after it was given (times the timeout scale, PROTOCOL §3).
 const NOTIFY_MS: u64 = 30_000;
 
@@ -94,6 +95,8 @@ pub(crate) struct Counters {
     pub handshakes_refused: AtomicU64,
     pub accepts_dropped: AtomicU64,
     pub revokes_unanswered: AtomicU64,
+    pub lifelines_broken: AtomicU64,
+    pub stale_fences: AtomicU64,
 }
 
 /// Shared by the host's calls and the engine's threads.
@@ -122,6 +125,7 @@ pub(crate) struct Shared {
     pub conn_info: Vec<u8>,
     pub half_open: HalfOpen,
     pub lifelines: Mutex<HashMap<u64, LifelineHandle>>,
+    pub unread_lifelines: Mutex<Vec<LifelineHandle>>,
     pub next_lifeline: AtomicU64,
     pub next_generation: AtomicU64,
     pub next_timer_check_ns: AtomicU64,
@@ -131,6 +135,7 @@ pub(crate) struct Shared {
     pub threads: Arc<Threads>,
     pub spinner: Spinner,
     pub stopping: AtomicBool,
+    pub halt: Halt,
     pub poisoned: AtomicBool,
     pub counters: Counters,
     own_name: Arc<str>,
@@ -206,6 +211,7 @@ impl Driver {
             conn_info,
             half_open: HalfOpen::default(),
             lifelines: Mutex::new(HashMap::new()),
+            unread_lifelines: Mutex::default(),
             next_lifeline: AtomicU64::new(1),
             next_generation: AtomicU64::new(1),
             next_timer_check_ns: AtomicU64::new(0),
@@ -215,6 +221,7 @@ impl Driver {
             threads: Arc::default(),
             spinner: Spinner::default(),
             stopping: AtomicBool::new(false),
+            halt: Halt::new().map_err(|e| err!(Local, "creating the engine's descriptors: {e}"))?,
             poisoned: AtomicBool::new(false),
             counters: Counters::default(),
             config,
@@ -579,15 +586,16 @@ impl Shared {
             self.end_epoch(peer, &mut state, EndReason::Shutdown);
             peer.changed.notify_all();
         }
+        self.halt.pull();
         self.self_copies.stop();
         self.spinner.kick();
         self.wake_service();
-        let joined = self.threads.join(Instant::now() + JOIN_DEADLINE);
+        let patience = self.scaled(JOIN_MS);
+        let joined = self.threads.join(Instant::now() + patience);
         self.peers.write().clear();
         self.routes.iter().for_each(Routes::clear);
         self.hook.set(0, None);
-        joined
-            .map_err(|names| err!(Timeout, "threads still run after {JOIN_DEADLINE:?}: {}", names.join(", ")))
+        joined.map_err(|names| err!(Timeout, "threads still run after {patience:?}: {}", names.join(", ")))
     }
 }
 

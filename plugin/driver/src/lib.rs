@@ -11,6 +11,7 @@ mod endpoints;
 mod engine;
 mod epoch;
 mod error;
+mod halt;
 mod inbox;
 mod lifeline;
 mod listen;

@@ -44,8 +44,10 @@ struct Inputs {
 pub(crate) enum Input {
     /// A message.
     Frame(LifelineFrame),
-    /// The connection ended or broke; nothing more will come.
+    /// The connection ended; nothing more will come.
     End(String),
+    /// What came is not the peer's next message; nothing more is read.
+    Broken(String),
     /// Nothing (more) for now.
     Nothing,
 }
@@ -125,11 +127,11 @@ impl Lifeline {
         let Inputs { codec, reader, watch } = &mut *input;
         loop {
             match reader.next_frame() {
-                Err(e) => return Input::End(format!("malformed frame: {e}")),
+                Err(e) => return Input::Broken(format!("malformed frame: {e}")),
                 Ok(Some(body)) => {
                     return match codec.open(body) {
                         Ok(frame) => Input::Frame(frame),
-                        Err(e) => Input::End(e.to_string()),
+                        Err(e) => Input::Broken(e.to_string()),
                     };
                 }
                 Ok(None) => {}

@@ -165,7 +165,7 @@ impl Shared {
         if crowded {
             self.counters.accepts_dropped.fetch_add(1, Ordering::Relaxed);
         }
-        let body = read_frame(stream, reader, deadline);
+        let body = read_frame(stream, reader, deadline, &self.halt);
         let received = body.and_then(|body| {
             told(Listener::new(self.session_key.clone(), self.instance).on_hello(&body), stream, deadline)
         });
@@ -292,9 +292,9 @@ impl Shared {
         let agreed = waiting.agreed.clone();
         set.post_recvs(&agreed)?;
         send_frame(stream, &frame, deadline)?;
-        let body = read_frame(stream, reader, deadline)?;
+        let body = read_frame(stream, reader, deadline, &self.halt)?;
         let ready = told(waiting.on_ready(&body), stream, deadline)?;
-        if let Err(e) = set.connect(theirs, &agreed, deadline) {
+        if let Err(e) = self.halt.connecting(set, || set.connect(theirs, &agreed, deadline)) {
             let refusal = Refusal::new(ErrorCode::NoFabric, e.to_string());
             return refuse(ready.refuse(refusal.clone()), refusal, stream, deadline)
                 .map(|()| unreachable!("refuse is an error"));

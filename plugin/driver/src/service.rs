@@ -23,6 +23,9 @@ const MAX_SLEEP_NS: u64 = 1_000_000_000;
 /// Bulk bytes served between two looks at the other duties.
 const SERVE_BUDGET_BYTES: usize = 1024 * 1024;
 
+/// Messages of one lifeline read between two looks at the other duties.
+const FRAMES_PER_TURN: usize = 32;
+
 /// Token of the listener in the epoll; lifelines count from 1.
 const LISTENER: u64 = 0;
 
@@ -36,6 +39,7 @@ impl Shared {
                 self.sleep(timeout_ns, armed);
             }
             self.handle_descriptors();
+            self.read_unread_lifelines();
             self.hook.run();
             self.run_timers();
         }
@@ -134,28 +138,46 @@ impl Shared {
         Ok(epoll::add(&self.epoll, lifeline.fd(), EventData::new_u64(lifeline.id), flags)?)
     }
 
-    /// Stops watching a lifeline.
-    pub(crate) fn forget_lifeline(&self, lifeline: &Lifeline) {
+    /// Stops watching a lifeline; whether it was watched until now.
+    pub(crate) fn forget_lifeline(&self, lifeline: &Lifeline) -> bool {
         self.revokes.forget(lifeline.id);
-        if self.lifelines.lock().remove(&lifeline.id).is_some()
-            && let Err(e) = epoll::delete(&self.epoll, lifeline.fd())
-        {
+        let watched = self.lifelines.lock().remove(&lifeline.id).is_some();
+        if watched && let Err(e) = epoll::delete(&self.epoll, lifeline.fd()) {
             tracing::warn!("lifeline of {}: {e}", lifeline.peer.name());
         }
+        watched
     }
 
+    /// Reads what came, within limits: a peer that never stops talking gets its turn like everybody else.
     pub(crate) fn read_lifeline(self: &Arc<Self>, lifeline: &Arc<Lifeline>) {
         lifeline.flush();
-        loop {
-            match lifeline.receive(self.clock.now()) {
+        for _ in 0..FRAMES_PER_TURN {
+            let (why, broken) = match lifeline.receive(self.clock.now()) {
                 Input::Nothing => return,
-                Input::Frame(frame) => self.on_lifeline_frame(lifeline, frame),
-                Input::End(why) => {
-                    self.forget_lifeline(lifeline);
-                    return self.end_epoch_of(lifeline, EndReason::PeerGone(why));
+                Input::Frame(frame) => {
+                    self.on_lifeline_frame(lifeline, frame);
+                    continue;
                 }
+                Input::Broken(why) => (why, true),
+                Input::End(why) => (why, false),
+            };
+            if self.forget_lifeline(lifeline) && broken {
+                self.counters.lifelines_broken.fetch_add(1, Ordering::Relaxed);
             }
+            return self.end_epoch_of(lifeline, EndReason::PeerGone(why));
         }
+        // What is left makes no further event.
+        let mut unread = self.unread_lifelines.lock();
+        if !unread.iter().any(|other| other.id == lifeline.id) {
+            unread.push(Arc::clone(lifeline));
+        }
+        drop(unread);
+        self.wake_service();
+    }
+
+    fn read_unread_lifelines(self: &Arc<Self>) {
+        let unread = std::mem::take(&mut *self.unread_lifelines.lock());
+        unread.iter().for_each(|lifeline| self.read_lifeline(lifeline));
     }
 
     fn on_lifeline_frame(self: &Arc<Self>, lifeline: &Arc<Lifeline>, frame: LifelineFrame) {
@@ -166,6 +188,7 @@ impl Shared {
                 self.end_epoch_of(lifeline, EndReason::PeerFenced(reason));
             }
             LifelineFrame::Fence { epoch, .. } => {
+                self.counters.stale_fences.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!("FENCE of another epoch ({}) ignored", epoch.0)
             }
             LifelineFrame::SessionClose { reason } => {
