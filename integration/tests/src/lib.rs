@@ -1,5 +1,9 @@
 //! Cross-process tests of Baton: what they share.
 
+mod agent;
+mod block;
+mod isolate;
+mod node;
 mod variants;
 
 use std::ffi::OsStr;
@@ -9,10 +13,16 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+pub use agent::{Agent, AgentBlock, from_hex, hex};
+pub use block::{Block, pattern};
+pub use isolate::{engine_directory, in_own_process};
+pub use node::{Failed, Node, Remote, wait_for};
 pub use variants::{Variant, build_variant};
 
 /// What a test program does at most before it counts as hung.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
+/// What a test waits for one thing at most; less than the watchdog, so that it can say what it waited for.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// What a build may take: another build may hold cargo's lock.
 const BUILD_WATCHDOG: Duration = Duration::from_secs(1200);
 
