@@ -95,6 +95,7 @@ pub(crate) struct Counters {
     pub handshakes_refused: AtomicU64,
     pub accepts_dropped: AtomicU64,
     pub revokes_unanswered: AtomicU64,
+    pub violations: AtomicU64,
     pub lifelines_broken: AtomicU64,
     pub stale_fences: AtomicU64,
 }

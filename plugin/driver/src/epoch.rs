@@ -34,6 +34,9 @@ impl Shared {
         if matches!(reason, EndReason::PeerGone(_)) {
             state.machine.lifeline_ended(channel.epoch);
         }
+        if matches!(reason, EndReason::Violation(_)) {
+            self.counters.violations.fetch_add(1, Ordering::Relaxed);
+        }
         state.machine.draining(channel.epoch);
         self.log_end(peer, &channel, &reason);
         self.begin_ending(peer, state, channel, reason);

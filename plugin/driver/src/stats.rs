@@ -52,6 +52,7 @@ impl Shared {
             "notifications_lost": read(&c.notifications_lost),
             "partial_inbound": read(&c.partial_inbound),
             "revokes_unanswered": read(&c.revokes_unanswered),
+            "violations": read(&c.violations),
             "lifelines_broken": read(&c.lifelines_broken),
             "stale_fences": read(&c.stale_fences),
         })

@@ -25,6 +25,9 @@ pub struct Attacker {
     _listener: TcpListener,
 }
 
+/// Number of its data connections.
+const DATA_EPOCH: u32 = 7;
+
 /// Why there is no session.
 pub type Refused = String;
 
@@ -53,7 +56,8 @@ fn read_frame(stream: &mut TcpStream, reader: &mut FrameReader) -> Result<Vec<u8
 
 /// The first bytes of a data connection: to which endpoint, from which.
 fn data_hello(to: &[u8], from: &[u8; 16]) -> Vec<u8> {
-    let mut hello = b"BATONTCP\x01\x00\x01\x00\x07\x00\x00\x00".to_vec();
+    let mut hello = b"BATONTCP\x01\x00\x01\x00".to_vec();
+    hello.extend_from_slice(&DATA_EPOCH.to_le_bytes());
     hello.extend_from_slice(to);
     hello.extend_from_slice(from);
     hello.resize(64, 0);
@@ -126,6 +130,20 @@ impl Attacker {
     pub fn say(&mut self, message: &LifelineFrame) -> std::io::Result<()> {
         let frame = self.seal(message);
         self.lifeline.write_all(&frame)
+    }
+
+    /// The first work request on one of its endpoints: a WRITE of nothing with an immediate.
+    pub fn immediate(&mut self, endpoint: usize, imm: u32) {
+        let mut frame = [0; 48];
+        frame[..4].copy_from_slice(b"BTF1");
+        frame[4] = 2;
+        frame[8..12].copy_from_slice(&DATA_EPOCH.to_le_bytes());
+        frame[32..36].copy_from_slice(&imm.to_le_bytes());
+        frame[40] = 1;
+        // The victim's welcome comes first on every connection.
+        let mut welcome = [0; 32];
+        self.data[endpoint].read_exact(&mut welcome).expect("a welcome");
+        self.data[endpoint].write_all(&frame).expect("a frame");
     }
 
     /// The victim's next lifeline message; `None` when it ends the connection.

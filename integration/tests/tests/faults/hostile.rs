@@ -218,6 +218,30 @@ fn garbage_on_a_data_connection_ends_that_session_only() {
 }
 
 #[test]
+fn immediates_that_mean_nothing_are_violations_that_end_that_session_only() {
+    test("immediates_that_mean_nothing_are_violations_that_end_that_session_only", |scene| {
+        let (lane, control) = (1, 0);
+        let unknown_kinds = [(lane, 0x8000_0000), (lane, 0xc000_0000)];
+        let a_number_out_of_every_window = (lane, 0x0080_0000);
+        let a_record_that_was_never_written = [(lane, 0x4000_0000), (control, 0x4000_0000)];
+        let a_tail_on_control = (control, 0);
+        let all = unknown_kinds.into_iter().chain([a_number_out_of_every_window]);
+        let all = all.chain(a_record_that_was_never_written).chain([a_tail_on_control]);
+        let mut count = 0;
+        for (endpoint, imm) in all {
+            let mut attacker = scene.attack();
+            attacker.immediate(endpoint, imm);
+            let heard = attacker.hear();
+            assert!(matches!(heard, Some(LifelineFrame::Violation { .. })), "{imm:#x}: {heard:?}");
+            scene.assert_ended(attacker);
+            count += 1;
+            assert_eq!(scene.victim.counter("violations"), count, "{imm:#x}");
+        }
+        assert_eq!(scene.victim.engine.notifications().expect("notifications"), []);
+    });
+}
+
+#[test]
 fn an_attacker_that_ends_its_data_connections_loses_its_session_and_nobody_else_does() {
     test("an_attacker_that_ends_its_data_connections_loses_its_session_and_nobody_else_does", |scene| {
         let mut attacker = scene.attack();

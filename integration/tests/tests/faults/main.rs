@@ -5,6 +5,7 @@ mod attacker;
 mod destroy;
 mod fork;
 mod hostile;
+mod impostor;
 mod kill;
 mod leaks;
 mod meet;
