@@ -24,6 +24,9 @@ pub struct Options {
     /// Bytes of one descriptor, separated by commas.
     #[arg(long, default_value = "4096,65536,1048576")]
     sizes: String,
+    /// Agents without progress threads, where NIXL's default is with: UCX's takes a core of two from its own host.
+    #[arg(long)]
+    no_progress_thread: bool,
     /// Only the peers whose name contains this text.
     #[arg(long)]
     only: Option<String>,
@@ -66,13 +69,18 @@ pub fn run(options: &Options) -> Outcome<()> {
         // In turn, so that a change of the machine's mood hits everybody.
         for (one, (_, samples)) in contestants.iter().zip(&mut measured) {
             let plugins = if one.backend == "UCX" { &stock } else { &ours };
-            samples.extend(measure(one, plugins, &options.sizes)?);
+            samples.extend(measure(one, plugins, options)?);
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
     let records = condense(&measured, true);
-    println!("two processes, 128 descriptors a transfer with notification, medians of {} runs", options.runs);
+    let threads =
+        if options.no_progress_thread { "without progress threads" } else { "with progress threads" };
+    println!(
+        "two processes {threads}, 128 descriptors a transfer with notification, medians of {} runs",
+        options.runs
+    );
     print!("{}", table(&records));
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&records).map_err(|error| error.to_string())?;
@@ -82,9 +90,12 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn measure(one: &Contestant, plugins: &Path, sizes: &str) -> Outcome<Vec<Sample>> {
+fn measure(one: &Contestant, plugins: &Path, options: &Options) -> Outcome<Vec<Sample>> {
     let mut python = nixl_python(NIXL, plugins)?;
-    python.arg(scripts().join("bench.py")).args(["--sizes", sizes]);
+    python.arg(scripts().join("bench.py")).args(["--sizes", &options.sizes]);
+    if options.no_progress_thread {
+        python.arg("--no-progress-thread");
+    }
     python.env("NIXL_TEST_BACKEND", one.backend).env("NIXL_LOG_LEVEL", "ERROR");
     python.envs(one.environment.iter().copied());
     let lines = lines_of(&mut python)?;

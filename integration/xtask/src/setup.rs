@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run::{Outcome, minutes, probe, run, say, spell, work_dir};
+use crate::run::{Outcome, minutes, probe, run, say, work_dir};
 
 /// The wheel that the demo, the benchmark and most tests use.
 pub const NIXL: &str = "1.5.1";
@@ -148,7 +148,6 @@ pub fn nixl_python(version: &str, plugins: &Path) -> Outcome<Command> {
     command.env_remove("NIXL_CONFIG_FILE");
     // Debian's rdma-core and the wheel's copy do not get along: a process that opened UCX's efa crashes at exit.
     command.env("UCX_MODULES", "^efa");
-    say(format!("using {}", spell(&command)));
     Ok(command)
 }
 
