@@ -19,6 +19,7 @@ mod setup;
 mod suite;
 mod tidy;
 mod wheel;
+mod wheel_abi;
 
 use run::Outcome;
 

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::run::{Outcome, minutes, root, run, say};
-use crate::setup::{NIXL, NIXL_ALL, nixl_python};
+use crate::setup::{NIXL, NIXL_ALL, nixl_python, wheel_libraries};
+use crate::wheel_abi;
 
 /// Where the Python side of the integration lives.
 pub fn scripts() -> PathBuf {
@@ -15,6 +16,11 @@ pub fn scenarios(plugins: &Path, long: bool) -> Outcome<()> {
     let mut failed = Vec::new();
     for version in NIXL_ALL {
         say(format!("NIXL {version}"));
+        if let Err(reason) =
+            wheel_libraries(version).and_then(|libraries| wheel_abi::check(version, &libraries))
+        {
+            failed.push(reason);
+        }
         let mut python = nixl_python(version, plugins)?;
         python.arg(scripts().join("scenarios.py"));
         match (version == NIXL, long) {
