@@ -22,10 +22,9 @@ fn scene(fabric: &str) -> Scene {
     Scene { a, b, here, there, remote }
 }
 
-/// After the death of `b`: the event has come, what the owner puts into its memory stays, and another process of
+/// After the death of `b` and its event: what the owner puts into its memory stays, and another process of
 /// that name works.
 fn the_survivor_goes_on(a: &Node, here: &mut Block, fabric: &str) {
-    assert_eq!(a.next_failure().peer, "b");
     here.fill(7);
     let mut next = agent("b", fabric);
     next.befriend(a, "a");
@@ -59,6 +58,10 @@ fn the_target_dies(op: Op, fabric: &str) {
     if op == Op::Write {
         here.assert_holds(1, "at the source");
     }
+    // The error says that nothing touches the memory any more; the event comes later.
+    here.fill(8);
+    assert_eq!(a.next_failure().peer, "b");
+    here.assert_holds(8, "after the error");
     the_survivor_goes_on(&a, &mut here, fabric);
     let again = transfer.post(None).and_then(|_| a.finish(&transfer)).expect_err("to a process that is gone");
     assert!(is_gone(again.code), "{again}");
@@ -80,6 +83,7 @@ fn the_initiator_dies(op: &str, fabric: &str) {
         b.ask(json!({ "do": "stats" }));
     }
     b.kill();
+    assert_eq!(a.next_failure().peer, "b");
     the_survivor_goes_on(&a, &mut here, fabric);
 }
 
@@ -128,4 +132,12 @@ on_each_fabric! {
         let known = stats["peers"].as_array().map(Vec::len);
         assert!(known.is_some_and(|n| n <= 2), "the dead are remembered for ever: {stats}");
     }
+}
+
+#[test]
+fn with_every_fabric_enabled_a_killed_target_is_replaced() {
+    crate::alone("faults::kill::with_every_fabric_enabled_a_killed_target_is_replaced", || {
+        the_target_dies(Op::Read, "auto");
+        the_initiator_dies("write", "auto");
+    });
 }

@@ -14,8 +14,10 @@ pub struct Census {
     resident_kib: usize,
 }
 
+/// Threads that engines which live on start when they first need them, to copy.
+const THREADS_SLACK: usize = 8;
 /// Mappings that the allocator and thread stacks may have more than before.
-const MAPPINGS_SLACK: usize = 16;
+const MAPPINGS_SLACK: usize = 32;
 /// What the allocator may have more than before.
 const RESIDENT_SLACK_KIB: usize = 12 << 10;
 
@@ -52,7 +54,7 @@ impl Census {
     fn grown(&self) -> Option<Census> {
         let now = Census::take();
         let flat = now.descriptors <= self.descriptors
-            && now.threads <= self.threads
+            && now.threads <= self.threads + THREADS_SLACK
             && now.mappings <= self.mappings + MAPPINGS_SLACK
             && now.resident_kib <= self.resident_kib + RESIDENT_SLACK_KIB;
         (!flat).then_some(now)
