@@ -89,11 +89,11 @@ def main():
     parser.add_argument("--sizes", default="4096,65536,1048576")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--budget-mib", type=int, default=1024, help="bytes to move per case")
-    parser.add_argument("--no-progress-thread", action="store_true", help="both agents without one; NIXL's default is with")
+    parser.add_argument("--no-progress-thread", action="store_true", help="both agents; NIXL's default is with")
     parser.add_argument("--idle", type=float, default=0, help="measure an idle target for so many seconds")
     options = parser.parse_args()
-    sizes = [int(size) for size in options.sizes.split(",")]
-    pool = max(POOL, max(sizes) * options.batch)
+    sizes = [int(size) for size in options.sizes.split(",") if size]
+    pool = max([POOL, *(size * options.batch for size in sizes)])
     how = {"progress_thread": not options.no_progress_thread}
     here, there = Side("initiator", **how), Peer("target", role="bench:Target", **how)
     local, local_addr = here.buffer(pool, seed=1)

@@ -171,7 +171,8 @@ def demo(shape, requests, blocks_each):
 
     must(decode.guards() and prefill.guards(), "bytes around the caches were overwritten")
     count = shape.layers * 2 * blocks_each
-    for op, who in (("READ", "decode read, prefill freed on the notification"), ("WRITE", "prefill wrote and notified")):
+    stories = {"READ": "decode read, prefill freed on the notification", "WRITE": "prefill wrote and notified"}
+    for op, who in stories.items():
         say(say=f"{op:<5} {requests} requests x {count} blocks: {rate(requests * size, seconds[op])} ({who})")
     say(say="checksums agree on both sides, no byte outside the blocks was touched")
     must(prefill.close() == 0, "prefill did not end well")

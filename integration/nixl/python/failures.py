@@ -193,8 +193,9 @@ except Exception as error:
 def create(name="agent", params=None, env=None):
     """Creates the backend in a fresh process; answers what came out and what stderr said."""
     script = CREATE.format(here=HERE, name=name, params=params or {})
+    environment = {**os.environ, **(env or {})}
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1], done.stderr
@@ -298,7 +299,8 @@ def descriptors_without_length_move_nothing():
     before = fleet.there.content(fleet.remote)
     mine, theirs = fleet.local_addr, fleet.remote_addr
     try:
-        handle = fleet.here.prepare("WRITE", [(mine, 0), (mine, 16), (mine, 0)], [(theirs, 0), (theirs, 16), (theirs, 0)], "prefill", b"16")
+        local, remote = [(mine, 0), (mine, 16), (mine, 0)], [(theirs, 0), (theirs, 16), (theirs, 0)]
+        handle = fleet.here.prepare("WRITE", local, remote, "prefill", b"16")
     except bindings.nixlNotFoundError:
         return  # this agent itself refuses them before the backend is asked
     fleet.here.post(handle)

@@ -1,6 +1,7 @@
 """What a stock NIXL agent must see of the backend: data, notifications, requests, metadata."""
 
 import itertools
+import socket
 import threading
 
 import numpy as np
@@ -437,6 +438,23 @@ def the_same_metadata_may_be_loaded_twice():
     pair = Pair(64 * KIB)
     pair.here.load(pair.there.metadata())
     pair.transfer_and_compare("READ", *pair.whole(), b"loaded twice")
+
+
+@scenario()
+def metadata_loaded_by_the_agents_own_listener_thread_works():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1]]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ports.append(probe.getsockname()[1])
+    here, there = Side("decode", listen_port=ports[0]), Peer("prefill", listen_port=ports[1])
+    local, local_addr = here.buffer(MIB, seed=1)
+    remote, remote_addr = there.buffer(MIB)
+    here.fetch("prefill", ports[1])
+    here.run("WRITE", [(local_addr, MIB)], [(remote_addr, MIB)], "prefill", b"fetched")
+    assert there.take("decode") == [b"fetched"]
+    assert there.content(remote) == here.content(local)
 
 
 @scenario()

@@ -71,8 +71,10 @@ class Buffer:
 class Side:
     """An agent, its buffers (by number) and what it has been told."""
 
-    def __init__(self, name, params=None, progress_thread=True, sync=None, backend=BACKEND):
+    def __init__(self, name, params=None, progress_thread=True, sync=None, listen_port=None, backend=BACKEND):
         options = {"enable_prog_thread": progress_thread, "backends": []}
+        if listen_port is not None:
+            options.update(enable_listen_thread=True, listen_port=listen_port)
         if sync is not None:
             from nixl._api import nixl_thread_sync_t
 
@@ -137,6 +139,11 @@ class Side:
     def load(self, metadata):
         name = self.agent.add_remote_agent(metadata)
         return name.decode() if isinstance(name, bytes) else name
+
+    def fetch(self, name, port):
+        """Asks a peer's own listener for its metadata, which a thread of the agent then loads."""
+        self.agent.fetch_remote_metadata(name, "127.0.0.1", port)
+        wait_until(f"{self.name}: metadata of {name}", lambda: self.agent.check_remote_metadata(name))
 
     def remove(self, name):
         self.agent.remove_remote_agent(name)

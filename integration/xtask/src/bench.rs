@@ -7,6 +7,7 @@ use std::time::Duration;
 use baton_bench::{Peer, Sample, condense, table};
 use clap::Args;
 use indicatif::ProgressBar;
+use serde::Deserialize;
 
 use crate::artifacts;
 use crate::run::{Outcome, spell, wait};
@@ -62,13 +63,14 @@ pub fn run(options: &Options) -> Outcome<()> {
     let stock = wheel_libraries(NIXL)?.join("plugins");
     let wanted = |one: &&Contestant| options.only.as_ref().is_none_or(|part| one.peer.name.contains(part));
     let contestants: Vec<&Contestant> = CONTESTANTS.iter().filter(wanted).collect();
+    let folders: Vec<&Path> =
+        contestants.iter().map(|one| if one.backend == "UCX" { &*stock } else { &*ours }).collect();
     let mut measured: Vec<(Peer, Vec<Sample>)> =
         contestants.iter().map(|one| (one.peer.clone(), Vec::new())).collect();
     let bar = ProgressBar::new(u64::from(options.runs) * contestants.len() as u64);
     for _ in 0..options.runs {
         // In turn, so that a change of the machine's mood hits everybody.
-        for (one, (_, samples)) in contestants.iter().zip(&mut measured) {
-            let plugins = if one.backend == "UCX" { &stock } else { &ours };
+        for ((one, plugins), (_, samples)) in contestants.iter().zip(&folders).zip(&mut measured) {
             samples.extend(measure(one, plugins, options)?);
             bar.inc(1);
         }
@@ -82,6 +84,9 @@ pub fn run(options: &Options) -> Outcome<()> {
         options.runs
     );
     print!("{}", table(&records));
+    for (one, plugins) in contestants.iter().zip(&folders) {
+        println!("idle target, {}: {:.2} % of a core", one.peer.name, 100.0 * idle(one, plugins, options)?);
+    }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&records).map_err(|error| error.to_string())?;
         std::fs::write(path, text + "\n")
@@ -91,16 +96,36 @@ pub fn run(options: &Options) -> Outcome<()> {
 }
 
 fn measure(one: &Contestant, plugins: &Path, options: &Options) -> Outcome<Vec<Sample>> {
+    let mut python = script(one, plugins, options)?;
+    python.args(["--sizes", &options.sizes]);
+    let lines = lines_of(&mut python)?;
+    let samples: Vec<Sample> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    if samples.is_empty() { Err(format!("`{}` measured nothing", spell(&python))) } else { Ok(samples) }
+}
+
+/// CPU time of a connected target that has nothing to do, as a share of one core.
+fn idle(one: &Contestant, plugins: &Path, options: &Options) -> Outcome<f64> {
+    #[derive(Deserialize)]
+    struct Idle {
+        idle_core_share: f64,
+    }
+    // One size, so that there is a session.
+    let mut python = script(one, plugins, options)?;
+    python.args(["--sizes", "4096", "--budget-mib", "1", "--idle", "3"]);
+    let lines = lines_of(&mut python)?;
+    let share = lines.iter().find_map(|line| serde_json::from_str::<Idle>(line).ok());
+    Ok(share.ok_or_else(|| format!("`{}` measured nothing", spell(&python)))?.idle_core_share)
+}
+
+fn script(one: &Contestant, plugins: &Path, options: &Options) -> Outcome<Command> {
     let mut python = nixl_python(NIXL, plugins)?;
-    python.arg(scripts().join("bench.py")).args(["--sizes", &options.sizes]);
+    python.arg(scripts().join("bench.py"));
     if options.no_progress_thread {
         python.arg("--no-progress-thread");
     }
     python.env("NIXL_TEST_BACKEND", one.backend).env("NIXL_LOG_LEVEL", "ERROR");
     python.envs(one.environment.iter().copied());
-    let lines = lines_of(&mut python)?;
-    let samples: Vec<Sample> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    if samples.is_empty() { Err(format!("`{}` measured nothing", spell(&python))) } else { Ok(samples) }
+    Ok(python)
 }
 
 /// Standard output of a run, line by line. UCX may crash at exit after all its work; what counts is what was printed.

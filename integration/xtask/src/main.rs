@@ -87,6 +87,7 @@ fn dispatch(command: Command) -> Outcome<()> {
 }
 
 fn main() -> ExitCode {
+    run::end_children_with_us();
     match dispatch(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

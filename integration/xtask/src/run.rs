@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A result whose error is the sentence that the user reads.
@@ -59,6 +60,7 @@ pub fn spell(command: &Command) -> String {
 pub fn wait(mut child: Child, what: &str, limit: Duration) -> Outcome<ExitStatus> {
     let deadline = Instant::now() + limit;
     let group = child.id();
+    RUNNING.store(group as i32, Ordering::Relaxed);
     let (sender, receiver) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || {
         // The receiver is gone only after a time-out, and then nobody wants the answer.
@@ -72,8 +74,30 @@ pub fn wait(mut child: Child, what: &str, limit: Duration) -> Outcome<ExitStatus
             Err(format!("{what}: no end after {} s; killed", limit.as_secs()))
         }
     };
+    RUNNING.store(0, Ordering::Relaxed);
     waiter.join().map_err(|_| format!("{what}: the waiting thread panicked"))?;
     status
+}
+
+/// The group that runs now, 0 for none: Ctrl-C reaches us only, since every child leads a group of its own.
+static RUNNING: AtomicI32 = AtomicI32::new(0);
+
+/// From now on Ctrl-C and a polite end take what we run with us.
+pub fn end_children_with_us() {
+    extern "C" fn on_signal(signal: libc::c_int) {
+        let group = RUNNING.load(Ordering::Relaxed);
+        // SAFETY: both are allowed in a signal handler; a group of 0 would be our own, so it is left out.
+        unsafe {
+            if group != 0 {
+                libc::kill(-group, libc::SIGKILL);
+            }
+            libc::_exit(128 + signal);
+        }
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler does nothing but what a handler may do.
+        unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };
+    }
 }
 
 fn kill_group(leader: u32) {
