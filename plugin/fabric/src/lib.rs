@@ -46,11 +46,19 @@ pub trait Fabric: Send + Sync {
     fn deregister(&self, keys: Keys, deadline: Instant) -> Result<(), FabricError>;
 
     /// Creates an endpoint that is not yet connected, and the address that its peer endpoint needs.
-    fn create_endpoint(&self, config: &EndpointConfig) -> Result<(EndpointId, serde_json::Value), FabricError>;
+    fn create_endpoint(
+        &self,
+        config: &EndpointConfig,
+    ) -> Result<(EndpointId, serde_json::Value), FabricError>;
 
     /// Connects an endpoint to the one that `peer` describes. After it returns `Ok`, the endpoint may post, and receives what the peer posts.
     /// May block up to `deadline`; the caller is an executor thread.
-    fn connect_endpoint(&self, endpoint: EndpointId, peer: &serde_json::Value, deadline: Instant) -> Result<(), FabricError>;
+    fn connect_endpoint(
+        &self,
+        endpoint: EndpointId,
+        peer: &serde_json::Value,
+        deadline: Instant,
+    ) -> Result<(), FabricError>;
 
     /// Adds RECVs in order. An empty slot (`len_bytes` 0) serves immediates and zero-length messages only.
     fn post_recv(&self, endpoint: EndpointId, slots: &[RecvSlot]) -> Result<(), FabricError>;
