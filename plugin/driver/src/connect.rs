@@ -295,6 +295,15 @@ impl Shared {
             failure.cause
         })?;
         let chosen = reply.chosen;
+        if chosen > 0 {
+            // Why is known to the listener, which logs it.
+            self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
+            let (name, better) = (peer.name(), &sets[0].offer.fabric);
+            tracing::warn!(
+                "{name} chose fabric {} over {better}; its log says why",
+                reply.reply.offer.fabric
+            );
+        }
         let set = &sets[chosen];
         let theirs = reply.reply.offer.clone();
         let agreed = reply.agreed.clone();

@@ -3,6 +3,7 @@
 
 mod attacker;
 mod destroy;
+mod forbidden;
 mod fork;
 mod hostile;
 mod impostor;
