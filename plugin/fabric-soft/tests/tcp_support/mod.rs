@@ -43,9 +43,13 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Node {
-        let fabric =
-            TcpFabric::new(TcpConfig { listen: Some("127.0.0.1".parse().unwrap()), ..TcpConfig::default() })
-                .unwrap();
+        let fabric = TcpFabric::new(TcpConfig {
+            listen: Some("127.0.0.1".parse().unwrap()),
+            // A test that reads late on a busy machine is no dead peer.
+            user_timeout: WATCHDOG,
+            ..TcpConfig::default()
+        })
+        .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (of_thread, stopped) = (Arc::clone(&fabric), Arc::clone(&stop));
         let service = std::thread::spawn(move || {
