@@ -2,10 +2,10 @@
 
 use crate::dial::{Dialer, read_frame, send_frame};
 use crate::endpoints::EndpointSet;
-use crate::engine::Shared;
 use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::{Peer, PeerState, PendingAttempt};
+use crate::shared::Shared;
 use baton_core::SessionId;
 use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
 use baton_core::wire::{
@@ -111,7 +111,7 @@ impl Shared {
     pub(crate) fn start_connect(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
         let now = self.clock.now();
         state.retry_at = None;
-        let attempt = crate::engine::random_u64();
+        let attempt = crate::shared::random_u64();
         match state.machine.begin(now, attempt) {
             Begin::Start { last_epoch, session, resume_token } => {
                 let start = Start { attempt, last_epoch, session, resume_token };
@@ -159,7 +159,7 @@ impl Shared {
             failed.error.code,
             format!("connecting to {} ({}): {}", peer.name(), peer.instance, failed.error),
         );
-        let retry_at = state.machine.failed(now, attempt, &failed.cause, crate::engine::random_u64() as u32);
+        let retry_at = state.machine.failed(now, attempt, &failed.cause, crate::shared::random_u64() as u32);
         let Some(retry_at) = retry_at else { return tracing::debug!("a void attempt ended: {error}") };
         self.counters.connects_failed.fetch_add(1, Ordering::Relaxed);
         let patient = self.is_stopping() || failed.is_transient() && now < state.waiting_until;
@@ -236,7 +236,7 @@ impl Shared {
             session: start.session,
             last_epoch: start.last_epoch,
             progress: if self.config.progress_thread { Progress::Thread } else { Progress::Caller },
-            nonce: crate::engine::random_bytes(),
+            nonce: crate::shared::random_bytes(),
             offers: sets.iter().map(|set| set.offer.clone()).collect(),
             features: Vec::new(),
         };

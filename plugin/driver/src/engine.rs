@@ -1,161 +1,38 @@
-//! The engine as the host sees it, and what all its threads share.
+//! The engine as the host sees it: its life, its peers and their messages. Regions and transfers are in `work.rs`.
 
 use crate::clock::Clock;
+use crate::config::{Config, candidates, host_id};
 use crate::err;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
-use crate::lifeline::LifelineHandle;
 use crate::listen::{HalfOpen, ListenSpec};
 use crate::peer::{Conn, Peer};
 use crate::progress::{POLL_BATCH, Routes};
-use crate::region::Mr;
 use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
+use crate::shared::{Counters, Shared, random_bytes};
 use crate::spin::Spinner;
-use crate::threads::Threads;
 use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::{LoadEffect, Registry, RegistryLimits};
-use baton_core::wire::{ConnInfo, HostId, ProtocolRange, SessionKey, check_name};
+use baton_core::wire::{ConnInfo, ProtocolRange, SessionKey, check_name};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Peer instances known at once.
-pub(crate) const MAX_PEERS: usize = 65_536;
-/// Joining threads at the end takes at most this long (times the timeout scale).
-const JOIN_MS: u64 = 5000;
 /// A standalone notification is resent until this long after it was given (times the timeout scale, PROTOCOL §3).
 const NOTIFY_MS: u64 = 30_000;
-
-/// What an engine is made from.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The agent's name.
-    pub agent_name: String,
-    /// The backend in use.
-    pub backend: String,
-    /// What the host asked for, for `stats`.
-    pub requested: String,
-    /// Why fabrics that were asked for or could have been are not there.
-    pub notes: Vec<String>,
-    /// Where to listen; any address and port by default.
-    pub listen: Option<ListenSpec>,
-    /// Addresses to tell to peers, the preferred first.
-    pub candidates: Vec<Candidate>,
-    /// A spinning progress thread is permitted.
-    pub progress_thread: bool,
-    /// How long it spins after the last work, 0 for never.
-    pub spin_us: u32,
-    /// Multiplies all protocol deadlines.
-    pub timeout_scale: u32,
-}
-
-/// An address that peers are told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Address.
-    pub ip: IpAddr,
-    /// Scope of a link-local v6 address.
-    pub scope: Option<String>,
-    /// Port, if another than the listener's (a mapped one).
-    pub port: Option<u16>,
-}
-
-impl Candidate {
-    fn text(&self, listener_port: u16) -> String {
-        let port = self.port.filter(|port| *port != 0).unwrap_or(listener_port);
-        match (&self.ip, &self.scope) {
-            (IpAddr::V4(ip), _) => format!("{ip}:{port}"),
-            (IpAddr::V6(ip), None) => format!("[{ip}]:{port}"),
-            (IpAddr::V6(ip), Some(scope)) => format!("[{ip}%{scope}]:{port}"),
-        }
-    }
-}
-
-/// Counts of everything that is dropped, refused or ended.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub orphan_completions: AtomicU64,
-    pub notifications_expired: AtomicU64,
-    pub notifications_lost: AtomicU64,
-    pub epochs_ended: AtomicU64,
-    pub sessions_opened: AtomicU64,
-    pub partial_inbound: AtomicU64,
-    pub connects_failed: AtomicU64,
-    pub fallbacks: AtomicU64,
-    pub handshakes_refused: AtomicU64,
-    pub accepts_dropped: AtomicU64,
-    pub revokes_unanswered: AtomicU64,
-    pub violations: AtomicU64,
-    pub lifelines_broken: AtomicU64,
-    pub stale_fences: AtomicU64,
-}
-
-/// Shared by the host's calls and the engine's threads.
-pub(crate) struct Shared {
-    pub config: Config,
-    pub instance: Instance,
-    pub session_key: SessionKey,
-    pub host: HostId,
-    pub clock: Clock,
-    pub fabrics: Vec<Arc<dyn Fabric>>,
-    pub routes: Vec<Routes>,
-    pub registry: RwLock<Registry>,
-    pub regions: RwLock<HashMap<u64, Arc<Mr>>>,
-    pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
-    pub epochs: Mutex<EpochBook>,
-    pub inbox: Inbox,
-    pub hook: Hook,
-    pub self_copies: SelfCopies,
-    pub revokes: Revokes,
-    pub poller: Mutex<[Completion; POLL_BATCH]>,
-    pub credit_waiters: Mutex<VecDeque<Arc<Peer>>>,
-    pub credit_waiters_count: AtomicUsize,
-    pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
-    pub last_caller_poll_ns: AtomicU64,
-    pub listener: TcpListener,
-    pub conn_info: Vec<u8>,
-    pub half_open: HalfOpen,
-    pub lifelines: Mutex<HashMap<u64, LifelineHandle>>,
-    pub unread_lifelines: Mutex<Vec<LifelineHandle>>,
-    pub next_lifeline: AtomicU64,
-    pub next_generation: AtomicU64,
-    pub next_timer_check_ns: AtomicU64,
-    pub epoll: OwnedFd,
-    pub wake_fd: OwnedFd,
-    pub service_wake: AtomicBool,
-    pub threads: Arc<Threads>,
-    pub spinner: Spinner,
-    pub stopping: AtomicBool,
-    pub halt: Halt,
-    pub poisoned: AtomicBool,
-    pub counters: Counters,
-    own_name: Arc<str>,
-}
 
 /// One engine. All methods may be called from any thread.
 pub struct Driver {
     pub(crate) shared: Arc<Shared>,
-}
-
-pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
-    let mut bytes = [0u8; N];
-    // Without the kernel's randomness there are no keys and no instances; nothing sensible could go on.
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
-    bytes
-}
-
-pub(crate) fn random_u64() -> u64 {
-    u64::from_le_bytes(random_bytes())
 }
 
 impl Driver {
@@ -430,197 +307,4 @@ impl Drop for Driver {
             tracing::error!("destroying the engine: {e}");
         }
     }
-}
-
-impl Shared {
-    pub fn own_name(&self) -> Arc<str> {
-        Arc::clone(&self.own_name)
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// An error if the engine cannot work any more.
-    pub fn usable(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(err!(
-                Panic,
-                "the engine panicked earlier and refuses further work; destroy it and create another"
-            ));
-        }
-        if self.is_stopping() {
-            return Err(err!(Shutdown, "the engine is being destroyed"));
-        }
-        Ok(())
-    }
-
-    pub fn poison(self: &Arc<Self>) {
-        if self.poisoned.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        tracing::error!("the engine panicked: all its queue pairs go to error, it refuses further work");
-        // The panic has been caught, so its unwinding has given every lock back.
-        let peers: Vec<_> = self.peers.read().values().cloned().collect();
-        for peer in peers {
-            let mut state = peer.state.lock();
-            state.fail_waiting(&err!(Panic, "the engine panicked"));
-            self.end_epoch(&peer, &mut state, EndReason::PeerFenced("this engine panicked".into()));
-        }
-    }
-
-    /// The peer to which a name is bound.
-    pub fn peer_named(&self, name: &str) -> Result<Arc<Peer>> {
-        check_name(name.as_bytes()).map_err(|e| err!(InvalidParam, "{e}"))?;
-        let instance = self.registry.read().bound(name).map(|info| info.instance);
-        let instance = instance.ok_or_else(|| {
-            err!(NotFound, "agent {name:?} is unknown: load its connection information first")
-        })?;
-        self.peer_for(instance, name)
-    }
-
-    /// The host's name for an instance is gone: its outgoing work ends. What the peer sends to us is not touched,
-    /// unless own work is on its way over the same queue pairs.
-    fn unbind(self: &Arc<Self>, instance: &Instance, reason: EndReason) {
-        let Some(peer) = self.peers.read().get(instance).cloned() else { return };
-        peer.bound.store(false, Ordering::Release);
-        let mut state = peer.state.lock();
-        state.info = None;
-        state.retry_at = None;
-        state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
-        // Message numbers start anew with the next session, so the old one must not be resumed.
-        let lost = state.carry.expire(baton_core::Nanos(u64::MAX)).len();
-        state.carry = std::mem::take(&mut state.carry).restart();
-        state.machine.forget_session();
-        if lost > 0 {
-            self.counters.notifications_lost.fetch_add(lost as u64, Ordering::Relaxed);
-            tracing::warn!("{lost} notifications to {} are lost: {reason}", peer.name());
-        }
-        let active = state.inflight.iter().any(Option::is_some);
-        if active || matches!(reason, EndReason::PeerRestarted) {
-            self.end_epoch(&peer, &mut state, reason);
-        }
-        drop(state);
-        self.forget_if_unused(&peer);
-    }
-
-    /// Drops a peer that nothing refers to; what must outlive it goes into the epoch book.
-    pub fn forget_if_unused(&self, peer: &Arc<Peer>) {
-        let mut peers = self.peers.write();
-        let mut state = peer.state.lock();
-        let unused = matches!(state.conn, Conn::None)
-            && state.pending.is_none()
-            && state.waiting.is_empty()
-            && matches!(
-                state.machine.state(),
-                baton_core::handshake::LinkState::Idle | baton_core::handshake::LinkState::Backoff { .. }
-            )
-            && !peer.bound.load(Ordering::Acquire);
-        if unused && peers.get(&peer.instance).is_some_and(|known| Arc::ptr_eq(known, peer)) {
-            self.epochs.lock().record(peer.instance, state.machine.memory().clone());
-            state.forgotten = true;
-            peers.remove(&peer.instance);
-        }
-    }
-
-    /// Gives ring and imm credit back for what the host took.
-    fn account_popped(self: &Arc<Self>, taken: &[Notification]) {
-        let mut rest = taken;
-        while let Some(first) = rest.first() {
-            let same = |n: &&Notification| match (&n.peer, &first.peer) {
-                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-                (None, None) => true,
-                _ => false,
-            };
-            let run = rest.iter().take_while(same).count();
-            if let Some(peer) = &first.peer {
-                let bytes = rest[..run].iter().map(|n| n.message.len() as u64).sum();
-                let mut state = peer.state.lock();
-                match state.conn.channel() {
-                    Some(channel) => channel.session.on_popped(run as u64, bytes),
-                    None => state.carry.on_popped(run as u64, bytes),
-                }
-                self.pump(peer, &mut state);
-            }
-            rest = &rest[run..];
-        }
-    }
-
-    /// Timers of one peer: session watchdog, notification deadlines, connect retries.
-    pub fn run_peer_timers(self: &Arc<Self>, peer: &Arc<Peer>, now: baton_core::Nanos) {
-        let mut state = peer.state.lock();
-        if let Some(channel) = state.conn.channel()
-            && channel.session.next_timeout().is_some_and(|at| at <= now)
-        {
-            channel.session.on_timeout(now);
-            self.pump(peer, &mut state);
-        }
-        for seq in state.carry.expire(now) {
-            self.counters.notifications_expired.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                "notification {} to {} found no session before its deadline and is lost",
-                seq.0,
-                peer.name()
-            );
-        }
-        if !state.waiting.is_empty() && state.waiting_until <= now {
-            let error = state.last_error.clone();
-            state.fail_waiting(
-                &error.unwrap_or_else(|| err!(RemoteDisconnect, "no session with {} in time", peer.name())),
-            );
-        }
-        if state.retry_at.is_some_and(|at| at <= now) {
-            state.retry_at = None;
-            self.connect_if_wanted(peer, &mut state);
-        }
-    }
-
-    fn shut_down(self: &Arc<Self>) -> Result<()> {
-        if self.stopping.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let error: Error = err!(Shutdown, "the engine is being destroyed");
-        let peers: Vec<_> = self.peers.read().values().cloned().collect();
-        for peer in &peers {
-            let mut state = peer.state.lock();
-            state.fail_waiting(&error);
-            self.end_epoch(peer, &mut state, EndReason::Shutdown);
-            peer.changed.notify_all();
-        }
-        self.halt.pull();
-        self.self_copies.stop();
-        self.spinner.kick();
-        self.wake_service();
-        let patience = self.scaled(JOIN_MS);
-        let joined = self.threads.join(Instant::now() + patience);
-        self.peers.write().clear();
-        self.routes.iter().for_each(Routes::clear);
-        self.hook.set(0, None);
-        joined.map_err(|names| err!(Timeout, "threads still run after {patience:?}: {}", names.join(", ")))
-    }
-}
-
-/// What peers are told. The port of an address is the listener's unless a mapped one is given.
-fn candidates(config: &Config, spec: &ListenSpec, port: u16) -> Vec<String> {
-    let mut told = config.candidates.clone();
-    if !spec.addr.is_unspecified() {
-        told.retain(|candidate| candidate.port.is_some() || candidate.ip == spec.addr);
-        if told.is_empty() {
-            told.push(Candidate { ip: spec.addr, scope: None, port: None });
-        }
-    } else if spec.addr.is_ipv4() {
-        told.retain(|candidate| candidate.port.is_some() || candidate.ip.is_ipv4());
-    }
-    if told.is_empty() {
-        told.push(Candidate { ip: Ipv4Addr::LOCALHOST.into(), scope: None, port: None });
-    }
-    told.iter().take(baton_core::wire::MAX_CANDIDATES).map(|candidate| candidate.text(port)).collect()
-}
-
-fn host_id() -> HostId {
-    use std::os::unix::fs::MetadataExt;
-    let boot_id =
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-    let pid_ns = std::fs::metadata("/proc/self/ns/pid").map(|meta| meta.ino()).unwrap_or(0);
-    HostId { boot_id, pid_ns }
 }

@@ -1,9 +1,9 @@
 //! The end of an epoch, in the order of PROTOCOL §8: an error that reaches the host means that no memory is touched any more.
 
-use crate::engine::Shared;
 use crate::error::{Code, Error};
 use crate::inbox::HostEvent;
 use crate::peer::{Channel, Conn, Peer, PeerState};
+use crate::shared::Shared;
 use baton_core::peer::{EndReason, XferFailure};
 use baton_core::wire::LifelineFrame;
 use baton_fabric::{EndpointId, Fabric};

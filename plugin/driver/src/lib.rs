@@ -1,10 +1,12 @@
 //! The shell around the protocol: threads, clock, handshake listener and registration.
 //!
-//! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports; a peer instance is `peer.rs`;
+//! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
+//! (`shared.rs`); a peer instance is `peer.rs`;
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
 //! sessions to fabrics; `service.rs` is the thread that sleeps on events.
 
 mod clock;
+mod config;
 mod connect;
 mod dial;
 mod endpoints;
@@ -23,13 +25,15 @@ mod region;
 mod revoke;
 mod selfcopy;
 mod service;
+mod shared;
 mod spin;
 mod stats;
 mod threads;
 mod transfer;
 mod work;
 
-pub use engine::{Candidate, Config, Driver};
+pub use config::{Candidate, Config};
+pub use engine::Driver;
 pub use error::{Code, Error, Result};
 pub use inbox::{HookFn, HostEvent, Inbox, Notification};
 pub use listen::ListenSpec;

@@ -4,10 +4,10 @@
 use crate::connect::Made;
 use crate::dial::{prepare, read_frame, send_frame};
 use crate::endpoints::EndpointSet;
-use crate::engine::{Shared, random_bytes, random_u64};
 use crate::err;
 use crate::error::Result;
 use crate::peer::{Conn, Peer, PeerState};
+use crate::shared::{Shared, random_bytes, random_u64};
 use baton_core::SessionId;
 use baton_core::handshake::{
     AwaitReady, Decision, Failure, HelloReceived, Link, Listener, Proof, ReadyReceived,
@@ -407,12 +407,12 @@ impl Shared {
         if let Some(peer) = peers.get(&instance) {
             return Ok(Arc::clone(peer));
         }
-        if peers.len() >= crate::engine::MAX_PEERS {
+        if peers.len() >= crate::shared::MAX_PEERS {
             return Err(err!(
                 Limit,
                 "{} peers are known; the limit is {}",
                 peers.len(),
-                crate::engine::MAX_PEERS
+                crate::shared::MAX_PEERS
             ));
         }
         let stone = self.epochs.lock().recall(&instance);

@@ -1,11 +1,11 @@
 //! How a session opens, on either side: what the handshake settled becomes a channel of the peer.
 
 use crate::connect::Made;
-use crate::engine::Shared;
 use crate::err;
 use crate::error::Result;
 use crate::lifeline::Lifeline;
 use crate::peer::{Channel, Conn, Peer, PeerState};
+use crate::shared::Shared;
 use baton_core::Epoch;
 use baton_core::lifeline::Lifeline as Watch;
 use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};

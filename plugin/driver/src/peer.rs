@@ -3,12 +3,12 @@
 //! Lock order: poller → `Peer::state` → leaves (inbox, a transfer's small locks, a lifeline's output). Nobody takes the poller
 //! while holding a peer.
 
-use crate::engine::Shared;
 use crate::err;
 use crate::error::{Error, Result};
 use crate::inbox::{HostEvent, Notification};
 use crate::lifeline::LifelineHandle;
 use crate::memory::{EpochMemory, RING_BYTES};
+use crate::shared::Shared;
 use crate::transfer::Xfer;
 use baton_core::handshake;
 use baton_core::notify::Carry;

@@ -1,7 +1,7 @@
 //! Moving work on: completions to sessions, sessions to fabrics.
 
-use crate::engine::Shared;
 use crate::peer::Peer;
+use crate::shared::Shared;
 use baton_fabric::{Completion, EndpointId};
 use parking_lot::RwLock;
 use std::sync::Arc;

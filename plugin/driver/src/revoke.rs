@@ -1,8 +1,8 @@
 //! Withdrawing regions from peers: who was asked, who has answered.
 
-use crate::engine::Shared;
 use crate::lifeline::LifelineHandle;
 use crate::peer::Conn;
+use crate::shared::Shared;
 use baton_core::RegionId;
 use baton_core::peer::EndReason;
 use baton_core::wire::LifelineFrame;

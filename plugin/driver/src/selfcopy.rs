@@ -1,8 +1,8 @@
 //! Transfers of an engine to itself: no session, the bytes are copied by a worker, notifications are delivered here.
 
-use crate::engine::Shared;
 use crate::err;
 use crate::inbox::Notification;
+use crate::shared::Shared;
 use crate::transfer::{RemoteSide, Xfer};
 use baton_core::plan::Pair;
 use baton_fabric::Op;

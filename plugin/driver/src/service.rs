@@ -1,8 +1,8 @@
 //! The service thread: sleeps on events, never spins. It accepts connections, reads lifelines, serves the software
 //! fabrics and keeps the timers.
 
-use crate::engine::Shared;
 use crate::lifeline::{Input, Lifeline};
+use crate::shared::Shared;
 use baton_core::Nanos;
 use baton_core::peer::EndReason;
 use baton_core::wire::LifelineFrame;

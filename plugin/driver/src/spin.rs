@@ -1,7 +1,7 @@
 //! The progress thread, where the host permits one: spins for a while after the last work, so that a host that sleeps
 //! still gets low latency; never while the host itself polls.
 
-use crate::engine::Shared;
+use crate::shared::Shared;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

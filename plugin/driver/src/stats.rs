@@ -1,7 +1,8 @@
 //! `stats`: what was chosen, what happened, who waits for what. One JSON object.
 
-use crate::engine::{Driver, Shared};
+use crate::engine::Driver;
 use crate::peer::{Conn, Peer};
+use crate::shared::Shared;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 

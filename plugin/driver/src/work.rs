@@ -1,10 +1,11 @@
 //! Regions and transfers: what the host registers, builds, posts and asks about.
 
-use crate::engine::{Driver, Shared, random_u64};
+use crate::engine::Driver;
 use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
 use crate::region::Mr;
+use crate::shared::{Shared, random_u64};
 use crate::transfer::{RemoteSide, Status, Target, Xfer};
 use baton_core::peer::CancelOutcome;
 use baton_core::plan::{Pair, Plan, PlanLimits, check_span};

@@ -1,0 +1,76 @@
+//! What an engine is made from, and what peers are told of where it is.
+
+use crate::listen::ListenSpec;
+use baton_core::wire::{HostId, MAX_CANDIDATES};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// What an engine is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The agent's name.
+    pub agent_name: String,
+    /// The backend in use.
+    pub backend: String,
+    /// What the host asked for, for `stats`.
+    pub requested: String,
+    /// Why fabrics that were asked for or could have been are not there.
+    pub notes: Vec<String>,
+    /// Where to listen; any address and port by default.
+    pub listen: Option<ListenSpec>,
+    /// Addresses to tell to peers, the preferred first.
+    pub candidates: Vec<Candidate>,
+    /// A spinning progress thread is permitted.
+    pub progress_thread: bool,
+    /// How long it spins after the last work, 0 for never.
+    pub spin_us: u32,
+    /// Multiplies all protocol deadlines.
+    pub timeout_scale: u32,
+}
+
+/// An address that peers are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Address.
+    pub ip: IpAddr,
+    /// Scope of a link-local v6 address.
+    pub scope: Option<String>,
+    /// Port, if another than the listener's (a mapped one).
+    pub port: Option<u16>,
+}
+
+impl Candidate {
+    fn text(&self, listener_port: u16) -> String {
+        let port = self.port.filter(|port| *port != 0).unwrap_or(listener_port);
+        match (&self.ip, &self.scope) {
+            (IpAddr::V4(ip), _) => format!("{ip}:{port}"),
+            (IpAddr::V6(ip), None) => format!("[{ip}]:{port}"),
+            (IpAddr::V6(ip), Some(scope)) => format!("[{ip}%{scope}]:{port}"),
+        }
+    }
+}
+
+/// What peers are told. The port of an address is the listener's unless a mapped one is given.
+pub(crate) fn candidates(config: &Config, spec: &ListenSpec, port: u16) -> Vec<String> {
+    let mut told = config.candidates.clone();
+    if !spec.addr.is_unspecified() {
+        told.retain(|candidate| candidate.port.is_some() || candidate.ip == spec.addr);
+        if told.is_empty() {
+            told.push(Candidate { ip: spec.addr, scope: None, port: None });
+        }
+    } else if spec.addr.is_ipv4() {
+        told.retain(|candidate| candidate.port.is_some() || candidate.ip.is_ipv4());
+    }
+    if told.is_empty() {
+        told.push(Candidate { ip: Ipv4Addr::LOCALHOST.into(), scope: None, port: None });
+    }
+    told.iter().take(MAX_CANDIDATES).map(|candidate| candidate.text(port)).collect()
+}
+
+/// Kernel and process name space.
+pub(crate) fn host_id() -> HostId {
+    use std::os::unix::fs::MetadataExt;
+    let boot_id =
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    let pid_ns = std::fs::metadata("/proc/self/ns/pid").map(|meta| meta.ino()).unwrap_or(0);
+    HostId { boot_id, pid_ns }
+}
