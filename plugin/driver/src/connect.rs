@@ -102,7 +102,7 @@ impl Failed {
 impl Shared {
     /// Starts an attempt if outgoing work waits and none is under way.
     pub(crate) fn connect_if_wanted(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
-        if state.wants_connection() && peer.bound.load(Ordering::Acquire) && !self.is_stopping() {
+        if state.wants_connection() && peer.bound.load(Ordering::Acquire) && self.usable().is_ok() {
             self.start_connect(peer, state);
         }
     }
@@ -136,7 +136,7 @@ impl Shared {
         let stash = state.pending.take_if(|pending| pending.attempt == attempt).map(|pending| pending.stash);
         match outcome {
             // The end of the engine has already been at this peer's sessions.
-            Ok(made) if !self.is_stopping() && state.machine.connected(attempt, &made.established) => {
+            Ok(made) if self.usable().is_ok() && state.machine.connected(attempt, &made.established) => {
                 self.open_session(peer, state, made, stash.unwrap_or_default());
             }
             Ok(made) => {

@@ -179,6 +179,10 @@ impl Shared {
         let mut stream = prepare(stream).map_err(|e| err!(Local, "handshake: {e}"))?;
         let mut reader = FrameReader::new();
         let received = self.greet(&mut stream, &mut reader, deadline)?;
+        if let Err(e) = self.usable() {
+            let refusal = Refusal::new(ErrorCode::Shutdown, e.to_string());
+            return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+        }
         // From here on the other side is known to hold the key; its time starts anew when it gets a place.
         let Some(_place) = self.half_open.place(source, deadline) else {
             let text =
@@ -324,7 +328,10 @@ impl Shared {
         let mut state = peer.state.lock();
         let drain_deadline = Instant::now() + self.scaled(DRAIN_WAIT_MS);
         loop {
-            if state.forgotten || self.is_stopping() {
+            if let Err(e) = self.usable() {
+                return Err(Refusal::new(ErrorCode::Shutdown, e.to_string()));
+            }
+            if state.forgotten {
                 return Err(Refusal::new(
                     ErrorCode::Busy,
                     "this side is forgetting the peer at this moment; try again",
