@@ -1,6 +1,7 @@
 //! What an engine is made from, and what peers are told of where it is.
 
 use crate::listen::ListenSpec;
+use crate::threads::ThreadStart;
 use baton_core::wire::{HostId, MAX_CANDIDATES};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -25,6 +26,8 @@ pub struct Config {
     pub spin_us: u32,
     /// Multiplies all protocol deadlines.
     pub timeout_scale: u32,
+    /// What every thread of the engine does first.
+    pub thread_start: Option<ThreadStart>,
 }
 
 /// An address that peers are told.

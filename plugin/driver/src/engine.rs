@@ -13,6 +13,7 @@ use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::shared::{Counters, Shared, random_bytes};
 use crate::spin::Spinner;
+use crate::threads::Threads;
 use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
@@ -26,9 +27,6 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-
-/// A standalone notification is resent until this long after it was given (times the timeout scale, PROTOCOL §3).
-const NOTIFY_MS: u64 = 30_000;
 
 /// One engine. All methods may be called from any thread.
 pub struct Driver {
@@ -86,6 +84,7 @@ impl Driver {
             credit_dirty: Mutex::new(Vec::new()),
             last_caller_poll_ns: AtomicU64::new(0),
             listener,
+            listener_resumes_ns: AtomicU64::new(0),
             conn_info,
             half_open: HalfOpen::default(),
             lifelines: Mutex::new(HashMap::new()),
@@ -96,7 +95,7 @@ impl Driver {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(local)?,
             wake_fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(local)?,
             service_wake: AtomicBool::new(false),
-            threads: Arc::default(),
+            threads: Arc::new(Threads::new(config.thread_start.clone())),
             spinner: Spinner::default(),
             stopping: AtomicBool::new(false),
             halt: Halt::new().map_err(|e| err!(Local, "creating the engine's descriptors: {e}"))?,
@@ -249,8 +248,7 @@ impl Driver {
             return Ok(());
         }
         let peer = self.shared.peer_named(name)?;
-        let now = self.shared.clock.now();
-        let deadline = now.plus_ms(self.shared.scaled(NOTIFY_MS).as_millis() as u64);
+        let (now, deadline) = (self.shared.clock.now(), self.shared.notify_deadline());
         let mut state = peer.state.lock();
         state.notify(now, message, deadline)?;
         self.shared.pump(&peer, &mut state);

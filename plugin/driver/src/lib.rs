@@ -37,5 +37,6 @@ pub use engine::Driver;
 pub use error::{Code, Error, Result};
 pub use inbox::{HookFn, HostEvent, Inbox, Notification};
 pub use listen::ListenSpec;
+pub use threads::ThreadStart;
 pub use transfer::{Status, Xfer};
 pub use work::Desc;

@@ -28,6 +28,8 @@ use std::time::Instant;
 const MAX_HALF_OPEN_PER_SOURCE: usize = 16;
 /// Connections that have not proved to hold the session key; beyond, the oldest is closed and counted.
 const MAX_STRANGERS: usize = 128;
+/// Rest of the listener when a connection cannot be accepted.
+const LISTENER_PAUSE_MS: u64 = 500;
 /// Time for a handshake at the listener (times the timeout scale).
 const HALF_OPEN_MS: u64 = 3000;
 /// Time for the old epoch to end before a new one is accepted (times the timeout scale).
@@ -138,7 +140,7 @@ impl Shared {
                 Ok((stream, addr)) => (stream, addr.ip()),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return tracing::warn!("listener: {e}"),
+                Err(e) => return self.pause_listener(&e),
             };
             let shared = Arc::clone(self);
             let spawned = self.threads.spawn("baton-accept", move || {
@@ -152,6 +154,16 @@ impl Shared {
                 tracing::error!("no thread for a handshake: {e}");
             }
         }
+    }
+
+    /// Out of descriptors or memory: the connections wait in the kernel, and asking again at once would only burn the core.
+    fn pause_listener(&self, why: &std::io::Error) {
+        self.counters.listener_pauses.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            "no connection can be accepted for {LISTENER_PAUSE_MS} ms: {why}; raise RLIMIT_NOFILE if this goes on"
+        );
+        self.unwatch_listener();
+        self.listener_resumes_ns.store(self.clock.now().plus_ms(LISTENER_PAUSE_MS).0, Ordering::Relaxed);
     }
 
     /// Waits for HELLO; a stranger who says nothing is sent away when others come.

@@ -246,7 +246,9 @@ impl PeerState {
     /// Sends or, without a session, keeps a standalone notification.
     pub fn notify(&mut self, now: Nanos, message: &[u8], deadline: Nanos) -> Result<()> {
         if let Some(channel) = self.outgoing() {
-            return channel.session.notify(now, message, deadline).map(drop).map_err(submit_error);
+            // A peer that does not pop holds its notifications back, it does not lose them: the deadline is for the time without one.
+            let none = Nanos(u64::MAX);
+            return channel.session.notify(now, message, none).map(drop).map_err(submit_error);
         }
         let limit = message_limit(RING_BYTES);
         self.carry.queue(message, deadline, limit).map(drop).map_err(submit_error)
@@ -273,7 +275,8 @@ impl PeerState {
 
     /// The carry for a new epoch. Unless both sides resume the same session, message numbers start anew.
     pub fn take_carry(&mut self, resumed: bool) -> Carry {
-        let old = std::mem::take(&mut self.carry);
+        let mut old = std::mem::take(&mut self.carry);
+        old.set_deadlines(Nanos(u64::MAX));
         if resumed { old } else { old.restart() }
     }
 }

@@ -131,6 +131,24 @@ impl Shared {
         Ok(epoll::add(&self.epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?)
     }
 
+    /// Stops watching the listener.
+    pub(crate) fn unwatch_listener(&self) {
+        if let Err(e) = epoll::delete(&self.epoll, &self.listener) {
+            tracing::warn!("listener: {e}");
+        }
+    }
+
+    fn resume_listener(&self, now: Nanos) {
+        let at = self.listener_resumes_ns.load(Ordering::Relaxed);
+        if at == 0 || now.0 < at {
+            return;
+        }
+        match self.watch_listener(&self.listener) {
+            Ok(()) => self.listener_resumes_ns.store(0, Ordering::Relaxed),
+            Err(e) => tracing::warn!("listener: {e}"),
+        }
+    }
+
     /// Watches a lifeline from now on; whatever arrived already is reported as well.
     pub(crate) fn watch_lifeline(&self, lifeline: &Arc<Lifeline>) -> std::io::Result<()> {
         self.lifelines.lock().insert(lifeline.id, Arc::clone(lifeline));
@@ -225,7 +243,9 @@ impl Shared {
     fn next_timer(&self) -> Option<Nanos> {
         let lifelines = self.lifelines.lock().values().filter_map(|l| l.next_timeout()).min();
         let sessions = self.peers.read().values().filter_map(|peer| peer.next_timeout()).min();
-        lifelines.into_iter().chain(sessions).min()
+        let listener = self.listener_resumes_ns.load(Ordering::Relaxed);
+        let listener = (listener > 0).then_some(Nanos(listener));
+        lifelines.into_iter().chain(sessions).chain(listener).min()
     }
 
     fn run_timers(self: &Arc<Self>) {
@@ -234,6 +254,7 @@ impl Shared {
             return;
         }
         self.next_timer_check_ns.store(now.plus_ms(TIMER_GRAIN_MS).0, Ordering::Relaxed);
+        self.resume_listener(now);
         let lifelines: Vec<_> = self.lifelines.lock().values().cloned().collect();
         for lifeline in lifelines {
             if let Err(silent) = lifeline.on_timer(now) {

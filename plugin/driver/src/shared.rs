@@ -15,11 +15,11 @@ use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::spin::Spinner;
 use crate::threads::Threads;
-use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
 use baton_core::wire::{HostId, SessionKey, check_name};
+use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
@@ -31,6 +31,9 @@ use std::time::Instant;
 
 /// Peer instances known at once.
 pub(crate) const MAX_PEERS: usize = 65_536;
+/// A standalone notification waits this long for a session, and for the next after the loss of one (times the timeout
+/// scale, PROTOCOL §3).
+const NOTIFY_MS: u64 = 30_000;
 /// Joining threads at the end takes at most this long (times the timeout scale).
 const JOIN_MS: u64 = 5000;
 
@@ -47,6 +50,7 @@ pub(crate) struct Counters {
     pub fallbacks: AtomicU64,
     pub handshakes_refused: AtomicU64,
     pub accepts_dropped: AtomicU64,
+    pub listener_pauses: AtomicU64,
     pub revokes_unanswered: AtomicU64,
     pub violations: AtomicU64,
     pub lifelines_broken: AtomicU64,
@@ -76,6 +80,8 @@ pub(crate) struct Shared {
     pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
     pub last_caller_poll_ns: AtomicU64,
     pub listener: TcpListener,
+    /// When a resting listener is watched again; 0 while it is.
+    pub listener_resumes_ns: AtomicU64,
     pub conn_info: Vec<u8>,
     pub half_open: HalfOpen,
     pub lifelines: Mutex<HashMap<u64, LifelineHandle>>,
@@ -113,6 +119,11 @@ impl Shared {
 
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// When a standalone notification that finds no session from now on is given up.
+    pub fn notify_deadline(&self) -> Nanos {
+        self.clock.now().plus_ms(self.scaled(NOTIFY_MS).as_millis() as u64)
     }
 
     /// An error if the engine cannot work any more.
@@ -163,7 +174,7 @@ impl Shared {
         state.retry_at = None;
         state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
         // Message numbers start anew with the next session, so the old one must not be resumed.
-        let lost = state.carry.expire(baton_core::Nanos(u64::MAX)).len();
+        let lost = state.carry.expire(Nanos(u64::MAX)).len();
         state.carry = std::mem::take(&mut state.carry).restart();
         state.machine.forget_session();
         if lost > 0 {
@@ -221,7 +232,7 @@ impl Shared {
     }
 
     /// Timers of one peer: session watchdog, notification deadlines, connect retries.
-    pub fn run_peer_timers(self: &Arc<Self>, peer: &Arc<Peer>, now: baton_core::Nanos) {
+    pub fn run_peer_timers(self: &Arc<Self>, peer: &Arc<Peer>, now: Nanos) {
         let mut state = peer.state.lock();
         if let Some(channel) = state.conn.channel()
             && channel.session.next_timeout().is_some_and(|at| at <= now)
@@ -229,12 +240,15 @@ impl Shared {
             channel.session.on_timeout(now);
             self.pump(peer, &mut state);
         }
-        for seq in state.carry.expire(now) {
-            self.counters.notifications_expired.fetch_add(1, Ordering::Relaxed);
+        let expired = state.carry.expire(now);
+        if let (Some(first), Some(last)) = (expired.first(), expired.last()) {
+            self.counters.notifications_expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
             tracing::warn!(
-                "notification {} to {} found no session before its deadline and is lost",
-                seq.0,
-                peer.name()
+                "{} notifications to {} (numbers {} to {}) found no session before their deadline and are lost",
+                expired.len(),
+                peer.name(),
+                first.0,
+                last.0
             );
         }
         if !state.waiting.is_empty() && state.waiting_until <= now {

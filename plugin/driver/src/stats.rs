@@ -48,6 +48,7 @@ impl Shared {
             "fallbacks": read(&c.fallbacks),
             "handshakes_refused": read(&c.handshakes_refused),
             "accepts_dropped": read(&c.accepts_dropped),
+            "listener_pauses": read(&c.listener_pauses),
             "orphan_completions": read(&c.orphan_completions),
             "notifications_expired": read(&c.notifications_expired),
             "notifications_lost": read(&c.notifications_lost),

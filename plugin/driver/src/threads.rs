@@ -4,14 +4,29 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// What every thread of an engine does first, e.g. to tell the log whose it is.
+#[derive(Clone)]
+pub struct ThreadStart(pub Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for ThreadStart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ThreadStart")
+    }
+}
+
 /// Counts the engine's running threads.
 #[derive(Default)]
 pub(crate) struct Threads {
+    start: Option<ThreadStart>,
     running: Mutex<Vec<String>>,
     ended: Condvar,
 }
 
 impl Threads {
+    pub fn new(start: Option<ThreadStart>) -> Threads {
+        Threads { start, ..Threads::default() }
+    }
+
     /// Starts a thread. The host's signal handlers never run on it.
     pub fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let threads = Arc::clone(self);
@@ -19,6 +34,9 @@ impl Threads {
         self.running.lock().push(own_name.clone());
         let spawned = with_signals_blocked(|| {
             std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                if let Some(ThreadStart(start)) = &threads.start {
+                    start();
+                }
                 let _leave = Leave { threads, name: own_name };
                 body();
             })

@@ -277,3 +277,42 @@ fn a_poisoned_engine_refuses_everything_and_its_peers_are_told() {
     }
     b.destroy().expect("a poisoned engine can be destroyed");
 }
+
+#[test]
+fn a_transfer_to_itself_into_memory_that_is_not_writable_fails_and_harms_nothing() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    const LEN: usize = 64 * 1024;
+    // SAFETY: fresh pages that only this test knows.
+    let page = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, ProtFlags::READ, MapFlags::PRIVATE) }
+        .expect("mmap");
+    let a = engine("a", &["tcp"]);
+    let memory = baton_fabric::Memory {
+        addr: page as u64,
+        len_bytes: LEN as u64,
+        kind: baton_fabric::MemoryKind::Dram,
+        device: 0,
+        remote_read: true,
+        remote_write: true,
+    };
+    let region = a.register(&memory).expect("register");
+    let imported = a.import("a", &a.export(region).expect("export")).expect("import");
+    let source = Buffer::new(&a, LEN, 1);
+    let remote =
+        baton_driver::Desc { addr: page as u64, len_bytes: LEN as u64, region: imported, reserved: 0 };
+    let xfer =
+        a.create_xfer(Op::Write, "a", &[source.desc(0, LEN, source.region)], &[remote]).expect("create");
+    a.post(&xfer, Some(b"never")).expect("post");
+    match wait(&a, &xfer) {
+        Status::Failed(e) => assert_eq!(e.code, Code::Local, "{e}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(a.take_notifications(|_| true).expect("take").is_empty());
+    let target = Buffer::new(&a, LEN, 2);
+    let good = scattered(&a, Op::Write, "a", &source, &target, import(&a, "a", &a, &target), 4096);
+    a.post(&good, None).expect("post");
+    done(&a, &good);
+    assert_eq!(target.read(), reversed(&source.read(), 4096));
+    a.deregister(region).expect("deregister");
+    // SAFETY: the pages are ours and no longer registered.
+    unsafe { munmap(page, LEN) }.expect("munmap");
+}

@@ -440,6 +440,26 @@ pub unsafe extern "C" fn notify_fd(engine: *mut BatonEngine, fd: *mut i32) -> Ba
     }
 }
 
+/// Entries of later versions: guarded like all others, they say what they are.
+macro_rules! not_yet {
+    ($($name:ident($($arg:ident: $ty:ty),*)),* $(,)?) => {
+        $(pub unsafe extern "C" fn $name(engine: *mut BatonEngine, $($arg: $ty),*) -> BatonStatus {
+            $(let _unused = $arg;)*
+            // SAFETY: the contract.
+            unsafe { with(engine, |_| Err(err!(Unsupported, concat!(stringify!($name), " is not in this version of the engine")))) }
+        })*
+    };
+}
+
+not_yet! {
+    create_block_list(peer: BatonSlice, blocks: *const BatonDesc, count: u64, list: *mut u64),
+    release_block_list(list: u64),
+    create_xfer_from_indices(spec: *const BatonIndexSpec, xfer: *mut *mut BatonXfer),
+    inbound_status(peer: BatonSlice, id: u64),
+    alloc_managed(memory: *mut BatonMemory, region: *mut u64),
+    free_managed(region: u64),
+}
+
 pub unsafe extern "C" fn progress(engine: *mut BatonEngine) -> BatonStatus {
     // SAFETY: the contract.
     unsafe { with(engine, |e| e.driver.progress().map(BatonStatus::from)) }

@@ -2,6 +2,7 @@
 
 use baton_abi::{BatonLogFn, BatonSlice};
 use parking_lot::RwLock;
+use std::cell::Cell;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tracing::field::{Field, Visit};
@@ -18,6 +19,32 @@ struct Sink {
 static SINKS: RwLock<Vec<Sink>> = RwLock::new(Vec::new());
 static MAX_LEVEL: AtomicU32 = AtomicU32::new(0);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The sink of the engine that this thread works for at the moment; 0 for none.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The engine behind a sink is at work on this thread from here on.
+pub fn enter(id: u64) {
+    CURRENT.set(id);
+}
+
+/// As [`enter`], until the answer is dropped.
+pub fn scope(id: u64) -> Scope {
+    Scope { before: CURRENT.replace(id) }
+}
+
+/// Gives the thread back to whom it worked for before.
+pub struct Scope {
+    before: u64,
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
 
 /// A registered callback; dropping it returns after running calls have ended, and no call comes afterwards.
 pub struct SinkHandle(u64);
@@ -37,6 +64,11 @@ pub fn add(log: BatonLogFn, user: *mut core::ffi::c_void, level: u32) -> SinkHan
 }
 
 impl SinkHandle {
+    /// For [`enter`] and [`scope`].
+    pub fn id(&self) -> u64 {
+        self.0
+    }
+
     /// Changes the level of this callback.
     pub fn set_level(&self, level: u32) {
         let mut sinks = SINKS.write();
@@ -92,7 +124,10 @@ impl Subscriber for Forwarder {
         event.record(&mut text);
         let level = number(event.metadata().level());
         let target = event.metadata().target();
-        for sink in SINKS.read().iter().filter(|sink| level <= sink.level) {
+        // A record goes to the engine that it concerns; one of a thread that works for no particular engine goes to all.
+        let current = CURRENT.get();
+        let concerns = |sink: &&Sink| level <= sink.level && (current == 0 || current == sink.id);
+        for sink in SINKS.read().iter().filter(concerns) {
             // SAFETY: the host promised a callable function until the sink is removed, which waits for this read lock.
             unsafe {
                 (sink.log)(

@@ -1,10 +1,10 @@
 //! What the opaque pointers of the ABI point at.
 
 use crate::guard;
-use crate::logging::SinkHandle;
+use crate::logging::{self, SinkHandle};
 use crate::settings::Settings;
 use baton_abi::{BatonCreateOptions, BatonEngine, BatonStatus, BatonXfer};
-use baton_driver::{Driver, Error, Xfer, err};
+use baton_driver::{Config, Driver, Error, ThreadStart, Xfer, err};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ const DEAD: u64 = 0;
 pub struct EngineObject {
     magic: u64,
     pub driver: Driver,
+    log_id: u64,
     pub sink: Mutex<Option<SinkHandle>>,
 }
 
@@ -53,11 +54,15 @@ pub unsafe fn create(options: *const BatonCreateOptions) -> Result<Box<EngineObj
     // SAFETY: the caller's promise.
     let name = unsafe { crate::convert::name(options.agent_name)? };
     let sink = options.log.map(|log| crate::logging::add(log, options.log_user, options.log_level));
+    let log_id = sink.as_ref().map_or(0, SinkHandle::id);
+    let _scope = logging::scope(log_id);
     // SAFETY: the caller's promise.
     let settings: Settings = unsafe { crate::settings::read(&options)? };
     let fabrics = settings.fabrics()?;
-    let driver = Driver::create(settings.config(name, options.flags, fabrics.notes), fabrics.list)?;
-    Ok(Box::new(EngineObject { magic: ENGINE_MAGIC, driver, sink: Mutex::new(sink) }))
+    let thread_start = Some(ThreadStart(Arc::new(move || logging::enter(log_id))));
+    let config = Config { thread_start, ..settings.config(name, options.flags, fabrics.notes) };
+    let driver = Driver::create(config, fabrics.list)?;
+    Ok(Box::new(EngineObject { magic: ENGINE_MAGIC, driver, log_id, sink: Mutex::new(sink) }))
 }
 
 /// The engine behind a pointer.
@@ -116,6 +121,7 @@ pub unsafe fn take_xfer(xfer: *mut BatonXfer) {
 pub unsafe fn take_engine(engine: *mut BatonEngine) -> Result<(), Error> {
     // SAFETY: it was made by `create`, the caller gives it up.
     let mut object = unsafe { Box::from_raw(engine.cast::<EngineObject>()) };
+    let _scope = logging::scope(object.log_id);
     let outcome = object.driver.destroy();
     if outcome.is_err() {
         // A thread that does not end may still use the driver: losing the memory is the lesser evil.
@@ -141,6 +147,10 @@ pub unsafe fn with(
             object.driver.poison();
         }
     };
-    // SAFETY: the caller's promise.
-    guard::entry(poison, || body(unsafe { engine(engine_ptr)? }))
+    guard::entry(poison, || {
+        // SAFETY: the caller's promise.
+        let object = unsafe { engine(engine_ptr)? };
+        let _scope = logging::scope(object.log_id);
+        body(object)
+    })
 }

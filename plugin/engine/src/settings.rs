@@ -165,6 +165,7 @@ impl Settings {
             progress_thread: flags & BATON_CREATE_PROGRESS_THREAD != 0,
             spin_us: self.spin_us.unwrap_or(default_spin_us),
             timeout_scale: self.timeout_scale,
+            thread_start: None,
         }
     }
 }

@@ -96,6 +96,12 @@ impl Carry {
         expired
     }
 
+    /// Gives everything that waits a new deadline: none while there is a session (the peer may be slow, it is not gone),
+    /// one that counts from its end when there is none any more.
+    pub fn set_deadlines(&mut self, deadline: Nanos) {
+        self.unacknowledged.iter_mut().for_each(|one| one.deadline = deadline);
+    }
+
     /// Earliest deadline.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.unacknowledged.iter().map(|one| one.deadline).min()

@@ -34,6 +34,7 @@ pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
         progress_thread: true,
         spin_us: 0,
         timeout_scale: 1,
+        thread_start: None,
     };
     Driver::create(config, fabrics.iter().map(|name| fabric(name)).collect()).expect("engine")
 }
