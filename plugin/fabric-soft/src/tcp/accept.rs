@@ -22,6 +22,8 @@ const MAX_HALF_OPEN: usize = 64;
 const HALF_OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// Connections taken in one step.
 const ACCEPTS_PER_STEP: usize = 64;
+/// How long the listener rests after the system had nothing left for another connection.
+const PAUSE: Duration = Duration::from_millis(250);
 /// Connections that the kernel keeps for us.
 const BACKLOG: i32 = 1024;
 const LISTENER: u64 = 0;
@@ -39,6 +41,8 @@ struct Waiting {
     // In the order of arrival.
     list: Vec<HalfOpen>,
     last_id: u64,
+    /// The listener is out of the epoll set until then.
+    paused_until: Option<Instant>,
 }
 
 pub(super) struct Acceptor {
@@ -93,10 +97,8 @@ impl Acceptor {
                 Ok((stream, _)) => OwnedFd::from(stream),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    tracing::warn!("tcp: accept: {error}");
-                    return;
-                }
+                Err(error) if concerns_one_connection(&error) => continue,
+                Err(error) => return self.pause(shared, waiting, &error),
             };
             if rustix::io::ioctl_fionbio(&fd, true).is_err() {
                 continue;
@@ -113,6 +115,26 @@ impl Acceptor {
             }
             waiting.list.push(HalfOpen { id, fd, since: Instant::now(), bytes: [0; HELLO], filled: 0 });
             self.hear(shared, waiting, id);
+        }
+    }
+
+    /// The connection that could not be taken stays in the kernel's queue, so the listener would stay ready for nothing.
+    fn pause(&self, shared: &Shared, waiting: &mut Waiting, error: &std::io::Error) {
+        tracing::warn!(
+            "tcp: cannot accept connections: {error}; next try in {} ms; if descriptors ran out, raise RLIMIT_NOFILE",
+            PAUSE.as_millis()
+        );
+        shared.counters.accept_pauses.add(1);
+        self.epoll.remove(&self.listener);
+        waiting.paused_until = Some(Instant::now() + PAUSE);
+        shared.tick_soon();
+    }
+
+    fn resume(&self, waiting: &mut Waiting, now: Instant) {
+        if waiting.paused_until.is_some_and(|until| now >= until)
+            && self.epoll.add(&self.listener, LISTENER, EventFlags::IN).is_ok()
+        {
+            waiting.paused_until = None;
         }
     }
 
@@ -144,18 +166,36 @@ impl Acceptor {
         welcome(shared, half);
     }
 
-    /// Closes those that took too long. `true`: there are others.
+    /// Closes those that took too long, and ends a pause. `true`: there is more to wait for.
     pub fn expire(&self, shared: &Shared, now: Instant) -> bool {
         let Some(mut waiting) = self.waiting.try_lock() else { return true };
         let before = waiting.list.len();
         waiting.list.retain(|h| now.duration_since(h.since) < HALF_OPEN_PATIENCE);
         shared.counters.half_open_expired.add((before - waiting.list.len()) as u64);
-        !waiting.list.is_empty()
+        self.resume(&mut waiting, now);
+        !waiting.list.is_empty() || waiting.paused_until.is_some()
     }
 
     pub fn half_open(&self) -> usize {
         self.waiting.lock().list.len()
     }
+}
+
+/// The connection at the head of the queue is broken; the next one may not be (accept(2)).
+fn concerns_one_connection(error: &std::io::Error) -> bool {
+    let broken = [
+        libc::ECONNABORTED,
+        libc::EPERM,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::ENETDOWN,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::EHOSTUNREACH,
+        libc::ENONET,
+        libc::EOPNOTSUPP,
+    ];
+    error.raw_os_error().is_some_and(|code| broken.contains(&code))
 }
 
 /// A connection has said who it is for.

@@ -53,9 +53,13 @@ counters! {
     aborted,
     /// READ answers whose memory was revoked on the way, filled up with zeros.
     zero_filled,
+    /// Registered memory that turned out not to be mapped, or not for this access.
+    unmapped,
     connections_accepted, connections_dialled, endpoints_failed,
     /// Connections to the listener that ended early: another protocol, another version, no such endpoint, silent.
     half_open_garbage, half_open_version, half_open_unknown, half_open_expired, half_open_evicted, half_open_gone,
+    /// Times the listener rested because the system had no descriptor or memory for another connection.
+    accept_pauses,
     /// Peers that looked whether this fabric is reachable.
     probes,
     /// Wake-ups of the service thread by other threads, and by the lease of a caller that polled and left work.
