@@ -90,6 +90,8 @@ pub(super) struct Receiver {
     answers: u64,
     message: Option<Message>,
     iov: Iov,
+    /// Some target of the frame is not mapped: its payload goes through the buffer, to find out which.
+    careful: bool,
 }
 
 impl Receiver {
@@ -155,8 +157,8 @@ impl Receiver {
         let mut guards = Guards::new(&shared.regions);
         self.iov.0.clear();
         let mut payload = 0;
-        if self.phase == Phase::Payload {
-            payload = match self.gather(&mut guards) {
+        if self.phase == Phase::Payload && !self.careful {
+            payload = match self.gather(&mut guards, self.left) {
                 Ok(n) => n,
                 Err(status) => {
                     self.no_access(shared, endpoint, status);
@@ -171,7 +173,7 @@ impl Receiver {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let mut wanted = payload;
-        if self.phase != Phase::Payload || payload == self.left {
+        if self.phase != Phase::Payload || self.careful || payload == self.left {
             let room = &mut self.buffer[self.end..];
             let n = room.len().min(READ_AHEAD);
             self.iov.0.push(libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: n });
@@ -185,6 +187,11 @@ impl Receiver {
         drop(guards);
         match result {
             Ok(Some(0)) => self.hung_up(shared, endpoint, "end of stream"),
+            // Nothing was taken from the socket.
+            Err(error) if payload > 0 && sys::is_fault(&error) => {
+                self.careful = true;
+                Got::Bytes { n: 0, drained: false }
+            }
             Err(error) => self.hung_up(shared, endpoint, &error.to_string()),
             Ok(None) => Got::Nothing,
             Ok(Some(n)) => {
@@ -193,7 +200,9 @@ impl Receiver {
                 let placed = n.min(payload);
                 self.forward(placed);
                 self.end += n - placed;
-                Got::Bytes { n, drained: n < wanted && !endpoint.rx_hup.load(Ordering::SeqCst) }
+                // A payload that stops short may have met the end of what was there, or a target that is not mapped.
+                let drained = n >= payload && n < wanted && !endpoint.rx_hup.load(Ordering::SeqCst);
+                Got::Bytes { n, drained }
             }
         }
     }
@@ -204,10 +213,14 @@ impl Receiver {
         Got::Ended
     }
 
-    /// Fills `iov` with the targets of what is left of the payload, as many as may be touched. Returns their bytes.
-    fn gather<'a>(&mut self, guards: &mut Guards<'a>) -> Result<usize, WcStatus> {
+    /// Fills `iov` with the targets of what is left of the payload, as many as may be touched and are needed for `wanted`
+    /// bytes. Returns how many they hold.
+    fn gather<'a>(&mut self, guards: &mut Guards<'a>, wanted: usize) -> Result<usize, WcStatus> {
         let (mut off, mut bytes) = (self.off, 0);
         for target in &self.targets[self.at..] {
+            if bytes >= wanted {
+                break;
+            }
             let (addr, len) = (target.addr.wrapping_add(u64::from(off)), target.len - off);
             match Self::enter(guards, target, addr, len) {
                 Entry::Yes => {}
@@ -247,26 +260,32 @@ impl Receiver {
 
     /// Payload that was read along with headers is copied to where it belongs.
     fn place_buffered(&mut self, shared: &Shared) -> Result<(), WcStatus> {
-        let mut guards = Guards::new(&shared.regions);
         while self.left > 0 && self.start < self.end {
-            let target = self.targets[self.at];
-            let addr = target.addr.wrapping_add(u64::from(self.off));
-            let n = ((target.len - self.off) as usize).min(self.end - self.start);
-            match Self::enter(&mut guards, &target, addr, n as u32) {
-                Entry::Yes => {}
-                Entry::Full => {
-                    guards = Guards::new(&shared.regions);
-                    continue;
-                }
-                Entry::No(status) => return Err(status),
-            }
+            let mut guards = Guards::new(&shared.regions);
+            self.iov.0.clear();
+            let n = self.left.min(self.end - self.start);
+            self.gather(&mut guards, n)?;
             let from = &self.buffer[self.start..self.start + n];
-            // SAFETY: the guard vouches for the target until it is dropped; the buffer is ours and does not overlap it.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), addr as *mut u8, n) };
+            // SAFETY: the guards vouch for the targets until they are dropped; the buffer is ours and does not overlap them.
+            let placed = unsafe { sys::place(from, &self.iov.0) };
+            let n = placed.map_err(|error| self.unmapped(shared, &error))?;
             self.start += n;
             self.forward(n);
         }
         Ok(())
+    }
+
+    /// The next byte's target cannot be written.
+    fn unmapped(&self, shared: &Shared, error: &std::io::Error) -> WcStatus {
+        shared.counters.unmapped.add(1);
+        let target = self.targets[self.at];
+        tracing::warn!(
+            "tcp: cannot write {} registered bytes at {:#x}: {error}; register memory that is read-only without \
+             remote_write, and deregister it before unmapping it",
+            target.len,
+            target.addr
+        );
+        if target.remote { WcStatus::RemoteAccess } else { WcStatus::LocalAccess }
     }
 
     /// Memory may not be touched: the peer's, and its work request is refused; or that of a work request of this side.
@@ -362,7 +381,7 @@ impl Receiver {
         let h = frame::decode(bytes, endpoint.epoch())?;
         self.header = Some(h);
         self.acknowledged(shared, endpoint, h.ack)?;
-        (self.at, self.off, self.left) = (0, 0, h.len as usize);
+        (self.at, self.off, self.left, self.careful) = (0, 0, h.len as usize, false);
         self.targets.clear();
         let request = matches!(h.op, FrameOp::Write | FrameOp::Imm | FrameOp::ReadReq | FrameOp::Send);
         if request && h.seq != self.next {

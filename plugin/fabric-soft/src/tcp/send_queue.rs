@@ -308,9 +308,9 @@ impl SendQueue {
         self.fault == Some(self.head)
     }
 
-    /// Whether `number` is the oldest one outstanding.
+    /// Whether `number` is the oldest one outstanding, of which at least a part went out.
     pub fn is_head(&self, number: u64) -> bool {
-        self.head == number && self.head < self.sent
+        self.head == number && (self.head < self.sent || self.sent_off > 0)
     }
 
     /// Where the next `len` bytes of answers go.

@@ -38,7 +38,7 @@ fn message(iov: &[libc::iovec]) -> libc::msghdr {
 /// Gathers what the buffers hold into the socket's send buffer; never blocks, never raises SIGPIPE.
 ///
 /// # Safety
-/// Every buffer must be readable until the call returns.
+/// Every buffer must be this process's to read until the call returns; one that is not mapped is an error ([`is_fault`]).
 pub(super) unsafe fn send(fd: BorrowedFd<'_>, iov: &[libc::iovec]) -> Moved {
     let message = message(iov);
     loop {
@@ -53,7 +53,8 @@ pub(super) unsafe fn send(fd: BorrowedFd<'_>, iov: &[libc::iovec]) -> Moved {
 /// Scatters received bytes into the buffers; never blocks; `Some(0)` is the end of the stream.
 ///
 /// # Safety
-/// Every buffer must be writable until the call returns, and nothing may rely on its content.
+/// Every buffer must be this process's to write until the call returns, and nothing may rely on its content; one that is not
+/// mapped is an error ([`is_fault`]).
 pub(super) unsafe fn receive(fd: BorrowedFd<'_>, iov: &[libc::iovec]) -> Moved {
     let mut message = message(iov);
     loop {
@@ -63,6 +64,39 @@ pub(super) unsafe fn receive(fd: BorrowedFd<'_>, iov: &[libc::iovec]) -> Moved {
             return result;
         }
     }
+}
+
+/// Copies `from` into the buffers, as far as they can be written. Memory that is not mapped or not writable is an error here
+/// and would be a signal in a plain copy: registering a region does not promise that it stays mapped.
+///
+/// # Safety
+/// Nothing may rely on the content of the buffers, which do not overlap `from`. Where the kernel denies the call they must
+/// be writable.
+pub(super) unsafe fn place(from: &[u8], to: &[libc::iovec]) -> io::Result<usize> {
+    let source = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    // SAFETY: the call reads `from`; the kernel checks every byte that it writes, and the caller vouches for the rest.
+    let n = unsafe { libc::process_vm_readv(libc::getpid(), to.as_ptr(), to.len() as _, &source, 1, 0) };
+    if n >= 0 {
+        return Ok(n as usize);
+    }
+    let error = io::Error::last_os_error();
+    if !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
+        return Err(error);
+    }
+    // A sandbox without the call: all that is left is to trust the mapping.
+    let mut done = 0;
+    for buffer in to {
+        let n = buffer.iov_len.min(from.len() - done);
+        // SAFETY: the caller vouches for the buffers; `n` bytes of `from` are left.
+        unsafe { std::ptr::copy_nonoverlapping(from[done..].as_ptr(), buffer.iov_base.cast(), n) };
+        done += n;
+    }
+    Ok(done)
+}
+
+/// The call met memory that is not mapped or does not permit the access.
+pub(super) fn is_fault(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
 }
 
 /// Throws received bytes away inside the kernel.

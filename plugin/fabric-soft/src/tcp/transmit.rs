@@ -34,7 +34,7 @@ enum Source {
     Local(u64),
     /// In memory that the peer named; the frame's trailer is at this offset of `head`.
     Answer { key: u64, trailer: u32, number: u64 },
-    /// Zeros in place of memory that was revoked.
+    /// Zeros in place of memory that was revoked or is not mapped.
     Zeros,
 }
 
@@ -401,6 +401,12 @@ impl Transmitter {
         // SAFETY: the buffers are `head`, buffers of the send queue (which stay until the endpoint is dropped), the zero
         // page, and registered memory whose guards live until after the call.
         let mut result = unsafe { sys::send(fd, &self.iov.0) };
+        if matches!(&result, Err(error) if sys::is_fault(error)) && self.iov.0.len() > 1 {
+            // Some buffer is not mapped and nothing went out. By itself the first one goes, or is found to be it.
+            self.iov.0.truncate(1);
+            // SAFETY: as above.
+            result = unsafe { sys::send(fd, &self.iov.0) };
+        }
         if matches!(result, Ok(None)) {
             // Announced before the second try, so that the event that ends the wait cannot be missed.
             endpoint.tx_blocked.store(true, Ordering::SeqCst);
@@ -423,6 +429,7 @@ impl Transmitter {
                 shared.counters.sends_blocked.add(1);
                 Step::Blocked
             }
+            Err(error) if sys::is_fault(&error) => self.unreadable(shared, endpoint),
             Err(error) => {
                 tracing::debug!(endpoint = ?endpoint.id, "tcp: send: {error}");
                 // What the peer said before it went may tell why; the reader decides.
@@ -482,7 +489,27 @@ impl Transmitter {
         true
     }
 
-    /// The memory of an answer was revoked: zeros take the place of what is left of the frame, its trailer says so, and
+    /// The next bytes are in registered memory that is not mapped or not readable.
+    fn unreadable(&mut self, shared: &Shared, endpoint: &Endpoint) -> Step {
+        shared.counters.unmapped.add(1);
+        let segment = self.segments[self.at];
+        tracing::warn!(
+            endpoint = ?endpoint.id,
+            "tcp: cannot read {} registered bytes at {:#x}; deregister memory before unmapping it",
+            segment.len,
+            segment.addr
+        );
+        if let Source::Answer { trailer, number, .. } = segment.source {
+            self.abort_answer(shared, endpoint, self.at, trailer, number);
+            return Step::Sent(0);
+        }
+        // Half a WRITE can neither be taken back nor be made whole.
+        shared.counters.aborted.add(1);
+        endpoint.fail(shared, Some(WcStatus::LocalAccess));
+        Step::Over
+    }
+
+    /// The memory of an answer was revoked or is not mapped: zeros take the place of what is left of the frame, its trailer says so, and
     /// the batch ends with it.
     fn abort_answer(&mut self, shared: &Shared, endpoint: &Endpoint, at: usize, trailer: u32, number: u64) {
         shared.counters.zero_filled.add(1);
