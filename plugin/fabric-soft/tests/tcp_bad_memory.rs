@@ -193,6 +193,34 @@ fn a_read_into_own_memory_that_is_not_writable_fails_locally() {
 }
 
 #[test]
+fn of_several_reads_in_a_frame_those_before_the_bad_one_succeed() {
+    guarded(|| {
+        let (a, b, _, bystanders) = rig();
+        for len in [64, 2000, 60_000] {
+            let ends = connect(&a, &b);
+            let mut source = Block::new(&b, 4 * len);
+            source.fill(6);
+            let (good, bad) = (Block::new(&a, 2 * len), Pages::new(&a, len));
+            bad.protect(0, libc::PROT_READ);
+            let piece = |i: usize, to| {
+                template(Op::Read, to, (source.addr() + (i * len) as u64, source.keys.remote), len)
+            };
+            let at = |i: usize| (good.addr() + (i * len) as u64, good.keys.local);
+            let to_bad = (bad.addr(), bad.keys.local);
+            let work = [piece(0, at(0)), piece(1, at(1)), piece(2, to_bad), piece(3, to_bad)];
+            post(&a, ends.0, &work, None, 0);
+            // Those before it would be here if they had failed.
+            let found: Vec<_> = a.wait(2).iter().map(|c| (c.seq, c.status)).collect();
+            assert_eq!(found, [(2, WcStatus::LocalAccess), (3, WcStatus::Flushed)], "{len} bytes");
+            end(&a, &b, ends);
+            good.expect(&pattern(6, 4 * len)[..2 * len]);
+            bad.expect(0, &vec![SENTINEL; len]);
+        }
+        expect_alive(&a, &b, bystanders, 0);
+    });
+}
+
+#[test]
 fn a_write_from_memory_that_is_not_mapped_fails_locally_at_once() {
     guarded(|| {
         let (a, b, _, bystanders) = rig();

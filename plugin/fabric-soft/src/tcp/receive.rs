@@ -92,6 +92,8 @@ pub(super) struct Receiver {
     iov: Iov,
     /// Some target of the frame is not mapped: its payload goes through the buffer, to find out which.
     careful: bool,
+    /// An own READ of the frame has nowhere to land: bytes before it. The rest is thrown away.
+    spoiled: Option<u32>,
 }
 
 impl Receiver {
@@ -264,6 +266,10 @@ impl Receiver {
             let mut guards = Guards::new(&shared.regions);
             self.iov.0.clear();
             let n = self.left.min(self.end - self.start);
+            if self.spoiled.is_some() {
+                (self.start, self.left) = (self.start + n, self.left - n);
+                return Ok(());
+            }
             self.gather(&mut guards, n)?;
             let from = &self.buffer[self.start..self.start + n];
             // SAFETY: the guards vouch for the targets until they are dropped; the buffer is ours and does not overlap them.
@@ -294,7 +300,13 @@ impl Receiver {
         match h.op {
             FrameOp::ReadResp => {
                 shared.counters.aborted.add(1);
-                endpoint.fail(shared, Some(status));
+                // READs before it are good or not once the trailer is here.
+                if self.at > 0 && status == WcStatus::LocalAccess {
+                    self.spoiled = Some(self.targets[..self.at].iter().map(|t| t.len).sum());
+                    self.careful = true;
+                } else {
+                    endpoint.fail(shared, Some(status));
+                }
             }
             FrameOp::Send => self.refuse(shared, endpoint, h.seq, Status::Access),
             _ => self.refuse(shared, endpoint, h.seq + self.at as u64, Status::Access),
@@ -381,7 +393,8 @@ impl Receiver {
         let h = frame::decode(bytes, endpoint.epoch())?;
         self.header = Some(h);
         self.acknowledged(shared, endpoint, h.ack)?;
-        (self.at, self.off, self.left, self.careful) = (0, 0, h.len as usize, false);
+        (self.at, self.off, self.left) = (0, 0, h.len as usize);
+        (self.careful, self.spoiled) = (false, None);
         self.targets.clear();
         let request = matches!(h.op, FrameOp::Write | FrameOp::Imm | FrameOp::ReadReq | FrameOp::Send);
         if request && h.seq != self.next {
@@ -515,12 +528,12 @@ impl Receiver {
         }
         self.answers += u64::from(h.len);
         let mut sq = endpoint.sq.lock();
-        sq.landed(h.len, &mut |c| shared.complete(endpoint, c))?;
+        sq.landed(self.spoiled.unwrap_or(h.len), &mut |c| shared.complete(endpoint, c))?;
         // Room for more READs, and a fence may be gone.
         if !sq.is_drained() {
             endpoint.tx_work.store(true, Ordering::SeqCst);
         }
-        let due = sq.fault_is_due();
+        let due = sq.fault_is_due() || self.spoiled.is_some();
         drop(sq);
         if due {
             endpoint.fail(shared, Some(WcStatus::LocalAccess));
