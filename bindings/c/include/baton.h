@@ -287,8 +287,9 @@ typedef struct {
   BatonStatus (*poll_many)(BatonEngine *engine, BatonXfer *const *xfers, uint64_t count, BatonStatus *statuses);
   // Sends a message without a transfer; the sender keeps it until it is acknowledged or its deadline passes.
   BatonStatus (*gen_notif)(BatonEngine *engine, BatonSlice peer, BatonSlice message);
-  // Takes notifications, each behind a `BatonNotifHeader`, oldest first per peer. As many as fit; `count`
-  // tells how many. If not even the first fits, `BATON_ERR_TOO_SMALL` and `needed_bytes`.
+  // Takes notifications, each behind a `BatonNotifHeader`, in the order in which they became complete here
+  // (standalone ones of a peer in the order in which it sent them). As many as fit; `count` tells how many.
+  // If not even the first fits, `BATON_ERR_TOO_SMALL` and `needed_bytes`.
   BatonStatus (*get_notifs)(BatonEngine *engine,
                             uint8_t *buf,
                             uint64_t cap_bytes,

@@ -128,7 +128,7 @@ pub struct BatonEngineV1 {
     /// Sends a message without a transfer; the sender keeps it until it is acknowledged or its deadline passes.
     pub gen_notif:
         unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, message: BatonSlice) -> BatonStatus,
-    /// Takes notifications, each behind a [`BatonNotifHeader`], oldest first per peer. As many as fit; `count` tells how many. If not even the first fits, `BATON_ERR_TOO_SMALL` and `needed_bytes`.
+    /// Takes notifications, each behind a [`BatonNotifHeader`], in the order in which they became complete here (standalone ones of a peer in the order in which it sent them). As many as fit; `count` tells how many. If not even the first fits, `BATON_ERR_TOO_SMALL` and `needed_bytes`.
     pub get_notifs: unsafe extern "C" fn(
         engine: *mut BatonEngine,
         buf: *mut u8,

@@ -126,7 +126,9 @@ impl OpenError {
     pub fn code(&self) -> ErrorCode {
         match self {
             OpenError::Select(_) => ErrorCode::InvalidParam,
-            OpenError::Load(LoadError::NoSuchFile { .. } | LoadError::NoOwnPlace(_)) => ErrorCode::NotFound,
+            OpenError::Load(
+                LoadError::NoSuchFile { .. } | LoadError::NotAFile { .. } | LoadError::NoOwnPlace(_),
+            ) => ErrorCode::NotFound,
             OpenError::Load(LoadError::Interface { .. } | LoadError::Layout { .. }) => ErrorCode::Version,
             OpenError::Load(_) => ErrorCode::Local,
             OpenError::Create { error, .. } => error.code,

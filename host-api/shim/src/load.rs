@@ -28,6 +28,14 @@ pub enum Door {
 /// Why an engine cannot be used. One line each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
+    /// Something at that path, but no file.
+    #[error("engine {path}: not a regular file ({origin})", path = .path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+        /// Who named it.
+        origin: String,
+    },
     /// Nothing at that path.
     #[error("engine {path}: no such file ({origin})", path = .path.display())]
     NoSuchFile {
@@ -181,6 +189,7 @@ pub fn find(plugin: Option<(&str, &str)>) -> Result<Place, LoadError> {
     // The loader searches its own places for a name without a slash: it only ever gets a real path.
     match path.canonicalize() {
         Ok(path) if path.is_file() => Ok(Place { path, reason, passed_over }),
+        Ok(path) => Err(LoadError::NotAFile { path, origin: reason }),
         _ => Err(LoadError::NoSuchFile { path, origin: reason }),
     }
 }

@@ -106,7 +106,9 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "advertise",
         variable: "BATON_ADVERTISE",
-        values: Values::Text("an address, or several separated by commas; IPv6 in brackets"),
+        values: Values::Text(
+            "an address, or address:port where a port is mapped, or several separated by commas",
+        ),
         default: None,
         otherwise: "the addresses of this host",
         reader: Reader::Engine,

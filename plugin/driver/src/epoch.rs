@@ -120,6 +120,7 @@ impl Shared {
         let reason = channel.reason.take().unwrap_or(EndReason::Shutdown);
         let closed = channel.session.close(reason.clone());
         state.carry = closed.carry;
+        state.revokes.clear();
         state.carry.set_deadlines(self.notify_deadline());
         state.machine.ended(channel.epoch);
         state.epochs_ended += 1;

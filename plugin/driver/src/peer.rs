@@ -14,7 +14,7 @@ use baton_core::handshake;
 use baton_core::notify::Carry;
 use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
 use baton_core::prepared::{LaneSplit, Prepared};
-use baton_core::wire::ConnInfo;
+use baton_core::wire::{ConnInfo, LifelineFrame};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -60,6 +60,8 @@ pub(crate) struct PeerState {
     /// Error of the last failed attempt.
     pub last_error: Option<Error>,
     pub epochs_ended: u64,
+    /// REVOKEs that are acknowledged when these transfers have ended.
+    pub revokes: Vec<(u64, Vec<Arc<Xfer>>)>,
     /// Taken out of the engine's table: whoever still holds it must look the instance up again.
     pub forgotten: bool,
 }
@@ -140,6 +142,7 @@ impl Peer {
                 retry_at: None,
                 last_error: None,
                 epochs_ended: 0,
+                revokes: Vec::new(),
                 forgotten: false,
             }),
             changed: Condvar::new(),
@@ -254,6 +257,21 @@ impl PeerState {
         self.carry.queue(message, deadline, limit).map(drop).map_err(submit_error)
     }
 
+    /// Acknowledges the REVOKEs whose transfers have ended.
+    pub fn acknowledge_revokes(&mut self) {
+        if self.revokes.is_empty() {
+            return;
+        }
+        let lifeline = self.conn.channel().and_then(|channel| channel.lifeline.clone());
+        self.revokes.retain(|(id, users)| {
+            let drained = !users.iter().any(|xfer| xfer.is_active());
+            if let (true, Some(lifeline)) = (drained, &lifeline) {
+                lifeline.send(&LifelineFrame::RevokeAck { id: *id });
+            }
+            !drained
+        });
+    }
+
     /// Hands the transfers that waited for a connection to the session that just opened.
     pub fn release_waiting(&mut self, now: Nanos) {
         while self.outgoing().is_some() {
@@ -353,6 +371,7 @@ impl Shared {
             let Some(event) = channel.session.next_event() else { break };
             self.on_event(peer, state, event, &mut failed);
         }
+        state.acknowledge_revokes();
         if let Some(reason) = failed
             && !ending
         {

@@ -1,5 +1,6 @@
 //! Withdrawing regions from peers: who was asked, who has answered.
 
+use crate::err;
 use crate::lifeline::LifelineHandle;
 use crate::peer::Conn;
 use crate::shared::Shared;
@@ -36,6 +37,28 @@ impl Revokes {
 }
 
 impl Shared {
+    /// A peer has withdrawn regions: what is on its way to them ends in order, then the peer is told. What only waits for a
+    /// connection is refused like a new post.
+    pub(crate) fn drain_revoked(self: &Arc<Self>, lifeline: &LifelineHandle, id: u64, regions: &[RegionId]) {
+        let mut state = lifeline.peer.state.lock();
+        let users: Vec<_> =
+            state.inflight.iter().flatten().filter(|xfer| xfer.uses(regions)).cloned().collect();
+        let waiting = std::mem::take(&mut state.waiting);
+        for xfer in waiting {
+            if xfer.uses(regions) {
+                xfer.message.lock().take();
+                xfer.finish(Err(err!(
+                    NotFound,
+                    "a remote region of the transfer was withdrawn by its owner"
+                )));
+            } else {
+                state.waiting.push_back(xfer);
+            }
+        }
+        state.revokes.push((id, users));
+        state.acknowledge_revokes();
+    }
+
     /// Tells every open session that a region is gone and waits for the answers until `deadline`. A peer that does not
     /// answer loses its session: its next operation on the region would fail anyway.
     pub(crate) fn revoke_at_peers(self: &Arc<Self>, region: RegionId, deadline: Instant) {

@@ -220,8 +220,7 @@ impl Shared {
             }
             LifelineFrame::Revoke { id, regions } => {
                 self.registry.write().revoke(lifeline.peer.instance, &regions);
-                // Work that is already posted is the owner's to stop; new posts are refused from here on.
-                lifeline.send(&LifelineFrame::RevokeAck { id });
+                self.drain_revoked(lifeline, id, &regions);
             }
             LifelineFrame::RevokeAck { id } => self.revokes.acknowledge(lifeline.id, id),
         }

@@ -4,6 +4,7 @@ use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
 use crate::region::Mr;
+use baton_core::RegionId;
 use baton_core::plan::Plan;
 use baton_core::prepared::Prepared;
 use baton_core::registry::RemoteRegion;
@@ -158,6 +159,13 @@ impl Xfer {
             }
         };
         self.state.store(state, Ordering::Release);
+    }
+
+    /// Whether it moves bytes of one of these regions of its peer.
+    pub(crate) fn uses(&self, regions: &[RegionId]) -> bool {
+        self.remotes
+            .iter()
+            .any(|side| matches!(side, RemoteSide::Peer(region) if regions.contains(&region.blob.region)))
     }
 
     /// Takes the transfer out of a waiting list as cancelled.

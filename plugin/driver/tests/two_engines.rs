@@ -165,6 +165,43 @@ on_each_fabric! {
         assert_eq!(error.code, Code::NotFound, "{error}");
     }
 
+    fn withdrawing_one_region_lets_its_transfers_end_and_spares_all_others(fabric) {
+        let (a, b) = pair(&[fabric]);
+        // Without a session nobody could be told.
+        assert!(a.connect("b", 10_000).expect("connect"));
+        for round in 0..5 {
+            let (source, doomed, other) = (Buffer::new(&a, 2 << 20, round), Buffer::new(&b, 2 << 20, 1), Buffer::new(&b, 2 << 20, 2));
+            let to_doomed = scattered(&a, Op::Write, "b", &source, &doomed, import(&a, "b", &b, &doomed), 65536);
+            let to_other = scattered(&a, Op::Write, "b", &source, &other, import(&a, "b", &b, &other), 65536);
+            std::thread::scope(|scope| {
+                let poller = scope.spawn(|| {
+                    if let Err(e) = a.post(&to_doomed, Some(b"doomed")) {
+                        assert_eq!(e.code, Code::NotFound, "withdrawn before it was posted: {e}");
+                    }
+                    a.post(&to_other, Some(b"other")).expect("post");
+                    (wait(&a, &to_doomed), wait(&a, &to_other))
+                });
+                b.deregister(doomed.region).expect("deregister");
+                let (first, second) = poller.join().expect("poller");
+                match first {
+                    Status::Done => {}
+                    // Withdrawn before it was posted.
+                    Status::Failed(e) => assert_eq!(e.code, Code::NotFound, "{e}"),
+                    other => panic!("{other:?}"),
+                }
+                assert!(matches!(second, Status::Done), "{second:?}");
+            });
+            assert_eq!(other.read(), reversed(&source.read(), 65536));
+            for _ in 0..2 {
+                if notification(&b).message == b"other" {
+                    break;
+                }
+            }
+            other.assert_guards();
+            doomed.assert_guards();
+        }
+    }
+
     fn an_engine_that_goes_away_fails_its_peers_transfers_and_another_of_its_name_works(fabric) {
         let (a, b) = pair(&[fabric]);
         let source = Buffer::new(&a, 4096, 13);
