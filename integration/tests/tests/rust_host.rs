@@ -129,6 +129,32 @@ fn what_was_chosen_is_logged_once_at_info_through_the_host_s_function() {
 }
 
 #[test]
+fn each_of_several_engines_logs_what_concerns_it_and_nothing_else() {
+    let open = |name: &str| {
+        let records = Arc::new(Mutex::new(Vec::new()));
+        let copy = Arc::clone(&records);
+        let log = LogTo::Function(Box::new(move |_, target, message| {
+            copy.lock().expect("unpoisoned").push((target.to_owned(), message.to_owned()));
+        }));
+        (Engine::open(options(name).param("log", "info").log(log)).expect("open"), records)
+    };
+    let (a, a_log) = open("log-a");
+    let (b, b_log) = open("log-b");
+    a.load_remote("log-b", &b.conn_info().expect("info")).expect("load");
+    a.connect("log-b", DEADLINE).expect("connect");
+    drop(a);
+    drop(b);
+    for (own, other, log) in [("log-a", "log-b", a_log), ("log-b", "log-a", b_log)] {
+        let log = log.lock().expect("unpoisoned");
+        let count = |begin: String| log.iter().filter(|(_, message)| message.starts_with(&begin)).count();
+        assert_eq!(count(format!("engine {own} ")), 1, "{log:?}");
+        assert_eq!(count(format!("engine {other} ")), 0, "{log:?}");
+        assert_eq!(count(format!("session with {other} ")), 2, "opened and ended: {log:?}");
+        assert_eq!(count(format!("session with {own} ")), 0, "{log:?}");
+    }
+}
+
+#[test]
 fn the_hook_hears_of_a_notification_and_after_it_is_cleared_of_none() {
     let pair = pair(("hook-a", "hook-b"), 4096);
     let (heard, hears) = mpsc::channel();

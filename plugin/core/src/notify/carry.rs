@@ -122,3 +122,22 @@ impl Carry {
         self.unacknowledged.iter().map(|one| one.message.len() as u64).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_expires_only_by_the_deadline_that_it_was_given_last() {
+        let mut carry = Carry::default();
+        let first = carry.queue(b"one", Nanos(10), 100).expect("queue");
+        let second = carry.queue(b"two", Nanos(20), 100).expect("queue");
+        carry.set_deadlines(Nanos(u64::MAX));
+        assert!(carry.expire(Nanos(u64::MAX - 1)).is_empty(), "a session is there: nothing expires");
+        carry.set_deadlines(Nanos(50));
+        assert_eq!(carry.next_deadline(), Some(Nanos(50)));
+        assert!(carry.expire(Nanos(49)).is_empty());
+        assert_eq!(carry.expire(Nanos(50)), [first, second]);
+        assert!(carry.waiting().is_empty());
+    }
+}
