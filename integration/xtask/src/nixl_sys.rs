@@ -1,6 +1,6 @@
 //! NIXL's own test suite: that of its Rust bindings, run against our plugin under the name of the one it asks for.
 //!
-//! The bindings (crates.io, `nixl-sys`) open NIXL's C library out of the wheel. Their tests name the backend `UCX`; NIXL
+//! The bindings (the public crate `nixl-sys`) open NIXL's C library out of the wheel. Their tests name the backend `UCX`; NIXL
 //! takes a backend's name from its file, so a copy of our plugin called `libplugin_UCX.so` is what they get.
 
 use std::path::{Path, PathBuf};
