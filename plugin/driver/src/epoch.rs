@@ -71,17 +71,22 @@ impl Shared {
             lifeline.send(&frame);
         }
         channel.endpoints.iter().for_each(|endpoint| channel.fabric.fence(*endpoint));
-        let fenced = Fenced { fabric: Arc::clone(&channel.fabric), endpoints: channel.endpoints.clone() };
         channel.reason = Some(reason);
+        self.start_janitor(peer, &mut channel);
         state.conn = Conn::Ending(channel);
+    }
+
+    /// Hands a fenced channel to a janitor. Without a thread for it the peer's timer tries again.
+    pub(crate) fn start_janitor(self: &Arc<Self>, peer: &Arc<Peer>, channel: &mut Channel) {
+        let fenced = Fenced { fabric: Arc::clone(&channel.fabric), endpoints: channel.endpoints.clone() };
         let (shared, peer) = (Arc::clone(self), Arc::clone(peer));
         let spawned = self.threads.spawn("baton-janitor", move || {
             shared.drain(&fenced);
             shared.close_epoch(&peer, &fenced);
         });
+        channel.has_janitor = spawned.is_ok();
         if let Err(e) = spawned {
-            // Without a thread the drain is done by whoever tries next; say so loudly.
-            tracing::error!("no thread to end an epoch: {e}");
+            tracing::error!("no thread to end an epoch, it is tried again within a second: {e}");
         }
     }
 

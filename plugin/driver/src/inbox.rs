@@ -6,7 +6,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// One notification, complete and exactly once.
 pub struct Notification {
@@ -130,6 +130,8 @@ pub struct Hook {
     hook: Mutex<Option<Arc<HookFn>>>,
     running: Mutex<Option<std::thread::ThreadId>>,
     idle: Condvar,
+    /// Events that found no room.
+    pub(crate) dropped: AtomicU64,
 }
 
 /// Events kept while the hook has not run yet; older ones of kind NOTIFICATION are merged, so this bounds peers' failures.
@@ -144,6 +146,7 @@ impl Hook {
             hook: Mutex::new(None),
             running: Mutex::new(None),
             idle: Condvar::new(),
+            dropped: AtomicU64::new(0),
         }
     }
 
@@ -154,8 +157,13 @@ impl Hook {
         }
         let mut pending = self.pending.lock();
         let merges = matches!((&event, pending.back()), (HostEvent::Notification { name }, Some(HostEvent::Notification { name: last })) if name == last);
-        if !merges && pending.len() < MAX_PENDING_EVENTS {
+        if merges {
+            return true;
+        }
+        if pending.len() < MAX_PENDING_EVENTS {
             pending.push_back(event);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         true
     }

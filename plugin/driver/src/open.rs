@@ -71,6 +71,7 @@ impl Shared {
             identity,
             next_lane: 0,
             lane_count,
+            has_janitor: false,
             reason: None,
         }));
         self.counters.sessions_opened.fetch_add(1, Ordering::Relaxed);

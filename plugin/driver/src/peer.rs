@@ -102,6 +102,8 @@ pub(crate) struct Channel {
     pub identity: Option<handshake::IdentityProof>,
     pub next_lane: u64,
     pub lane_count: u8,
+    /// Ending, and a thread is at it.
+    pub has_janitor: bool,
     /// Why it is ending.
     pub reason: Option<EndReason>,
 }

@@ -234,6 +234,11 @@ impl Shared {
     /// Timers of one peer: session watchdog, notification deadlines, connect retries.
     pub fn run_peer_timers(self: &Arc<Self>, peer: &Arc<Peer>, now: Nanos) {
         let mut state = peer.state.lock();
+        if let Conn::Ending(channel) = &mut state.conn
+            && !channel.has_janitor
+        {
+            self.start_janitor(peer, channel);
+        }
         if let Some(channel) = state.conn.channel()
             && channel.session.next_timeout().is_some_and(|at| at <= now)
         {
@@ -277,7 +282,7 @@ impl Shared {
         }
         self.halt.pull();
         self.self_copies.stop();
-        self.spinner.kick();
+        self.spinner.stop();
         self.wake_service();
         let patience = self.scaled(JOIN_MS);
         let joined = self.threads.join(Instant::now() + patience);

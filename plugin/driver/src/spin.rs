@@ -21,15 +21,20 @@ pub(crate) struct Spinner {
 impl Spinner {
     /// Something was posted or arrived; costs one load while the thread spins or does not exist.
     pub fn kick(&self) {
-        if self.rests.load(Ordering::Acquire) {
-            *self.work.lock() = true;
-            self.arrived.notify_one();
+        if self.rests.load(Ordering::SeqCst) {
+            self.stop();
         }
+    }
+
+    /// Wakes the thread in any case: under the lock, so that it cannot go to rest in between.
+    pub fn stop(&self) {
+        *self.work.lock() = true;
+        self.arrived.notify_one();
     }
 
     fn wait_for_work(&self, shared: &Shared) {
         let mut work = self.work.lock();
-        self.rests.store(true, Ordering::Release);
+        self.rests.store(true, Ordering::SeqCst);
         while !*work && !shared.is_stopping() {
             self.arrived.wait(&mut work);
         }

@@ -52,6 +52,7 @@ impl Shared {
             "orphan_completions": read(&c.orphan_completions),
             "notifications_expired": read(&c.notifications_expired),
             "notifications_lost": read(&c.notifications_lost),
+            "hook_events_dropped": read(&self.hook.dropped),
             "partial_inbound": read(&c.partial_inbound),
             "revokes_unanswered": read(&c.revokes_unanswered),
             "violations": read(&c.violations),

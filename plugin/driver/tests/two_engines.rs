@@ -78,6 +78,25 @@ on_each_fabric! {
         assert_eq!(target.read(), reversed(&source.read(), 1 << 20));
     }
 
+    fn a_progress_thread_moves_work_for_hosts_that_do_not_poll_and_ends_with_its_engine(fabric) {
+        for round in 0..20 {
+            let (a, b) = (engine_that_spins("a", &[fabric], 50), engine_that_spins("b", &[fabric], 50));
+            a.load_remote(Some("b"), b.conn_info()).expect("load b");
+            let (source, target) = (Buffer::new(&a, 65536, round), Buffer::new(&b, 65536, 1));
+            let xfer = scattered(&a, Op::Read, "b", &source, &target, import(&a, "b", &b, &target), 4096);
+            a.post(&xfer, Some(b"read")).expect("post");
+            let deadline = Instant::now() + WATCHDOG;
+            while xfer.is_active() || b.inbox().is_empty() {
+                assert!(Instant::now() < deadline, "{}", a.stats());
+                std::thread::yield_now();
+            }
+            assert!(matches!(xfer.status(), Status::Done));
+            assert_eq!(source.read(), reversed(&target.read(), 4096));
+            a.destroy().expect("all threads end");
+            b.destroy().expect("all threads end");
+        }
+    }
+
     fn both_sides_connect_at_once_and_end_with_one_session(fabric) {
         for round in 0..10 {
             let (a, b) = pair(&[fabric]);

@@ -24,6 +24,11 @@ pub fn fabric(name: &str) -> Arc<dyn Fabric> {
 }
 
 pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
+    engine_that_spins(name, fabrics, 0)
+}
+
+/// With a progress thread that spins for so long.
+pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
     let config = Config {
         agent_name: name.to_owned(),
         backend: "one-sided".to_owned(),
@@ -32,7 +37,7 @@ pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
         listen: None,
         candidates: Vec::new(),
         progress_thread: true,
-        spin_us: 0,
+        spin_us,
         timeout_scale: 1,
         thread_start: None,
     };
