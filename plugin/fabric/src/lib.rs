@@ -51,6 +51,48 @@ pub trait Fabric: Send + Sync {
         config: &EndpointConfig,
     ) -> Result<(EndpointId, serde_json::Value), FabricError>;
 
+    /// Creates the endpoints of one session, control first: all of them or none. They are used, fenced and destroyed together, so a fabric may
+    /// let them share a completion queue; one with several devices chooses each endpoint's rail so that it reaches the peer's.
+    fn create_endpoints(
+        &self,
+        configs: &[EndpointConfig],
+        peer: PeerView<'_>,
+    ) -> Result<Vec<(EndpointId, serde_json::Value)>, FabricError> {
+        let _ = peer;
+        let mut made = Vec::with_capacity(configs.len());
+        for config in configs {
+            match self.create_endpoint(config) {
+                Ok(endpoint) => made.push(endpoint),
+                Err(e) => {
+                    made.iter().for_each(|(endpoint, _)| self.fence(*endpoint));
+                    made.iter().for_each(|(endpoint, _)| self.destroy_endpoint(*endpoint));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// How many data lanes to offer to a peer; `peer` is its [`Fabric::address`] where that is known.
+    fn lanes_for(&self, peer: Option<&serde_json::Value>) -> u8 {
+        let _ = peer;
+        self.caps().default_lanes
+    }
+
+    /// The rail of an endpoint: which of the keys of [`Fabric::region_keys`] its work requests need.
+    fn rail(&self, endpoint: EndpointId) -> u8 {
+        let _ = endpoint;
+        0
+    }
+
+    /// All keys of a registration that [`Fabric::register`] made.
+    fn region_keys(&self, keys: Keys) -> RegionKeys {
+        RegionKeys::whole(keys)
+    }
+
+    /// Looks after what is not bound to an endpoint, such as events of the device. Called by the service thread in every turn; never blocks.
+    fn tend(&self) {}
+
     /// Connects an endpoint to the one that `peer` describes. After it returns `Ok`, the endpoint may post, and receives what the peer posts.
     /// May block up to `deadline`; the caller is an executor thread.
     fn connect_endpoint(

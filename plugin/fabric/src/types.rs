@@ -57,6 +57,43 @@ pub struct Keys {
     pub remote: u64,
 }
 
+/// All keys of a registration: one pair per *rail* (a device of a fabric that runs several) and *segment* (a part of the
+/// region that a device registers at once, where it cannot register the whole). Most regions have one of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionKeys {
+    /// Length of every segment but the last, which may be shorter, counted from the region's first byte. `u64::MAX`: one segment.
+    pub segment_bytes: u64,
+    /// How many rails there are, at least 1.
+    pub rails: u8,
+    /// Keys for own work requests; index `rail * segments + segment`.
+    pub local: Box<[u64]>,
+    /// Keys for peers' work requests; same index.
+    pub remote: Box<[u64]>,
+}
+
+impl RegionKeys {
+    /// One rail, one segment.
+    pub fn whole(keys: Keys) -> RegionKeys {
+        RegionKeys {
+            segment_bytes: u64::MAX,
+            rails: 1,
+            local: [keys.local].into(),
+            remote: [keys.remote].into(),
+        }
+    }
+}
+
+/// What a fabric knows of the peer when it creates the endpoints of a session.
+#[derive(Clone, Copy, Debug)]
+pub enum PeerView<'a> {
+    /// Nothing.
+    Unknown,
+    /// The peer fabric's [`crate::Fabric::address`], from its connection information.
+    Fabric(&'a serde_json::Value),
+    /// The addresses of the endpoints that it offers: the n-th one created here will be connected to the n-th of these.
+    Endpoints(&'a [serde_json::Value]),
+}
+
 /// Operation of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
