@@ -18,6 +18,7 @@ mod run;
 mod setup;
 mod suite;
 mod tidy;
+mod vm;
 mod wheel;
 mod wheel_abi;
 
@@ -61,6 +62,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Runs a command in a guest with two soft-RoCE devices, rxe0 and rxe1: `cargo xtask vm -- COMMAND`.
+    Vm(vm::Options),
     /// Checks the layout of the tree: who names whom, where unsafe stands, how long files are.
     Tidy,
 }
@@ -82,6 +85,7 @@ fn dispatch(command: Command) -> Outcome<()> {
         }
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
         Command::Header { check } => header::header(check),
+        Command::Vm(options) => vm::run(&options),
         Command::Tidy => tidy::run(),
     }
 }

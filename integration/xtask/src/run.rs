@@ -42,6 +42,10 @@ pub fn cargo() -> Command {
     for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH"] {
         command.env_remove(name);
     }
+    // For the bindings of libibverbs: a newer libclang that is found first would not do.
+    if let (None, Some(dir)) = (std::env::var_os("LIBCLANG_PATH"), crate::setup::libclang()) {
+        command.env("LIBCLANG_PATH", dir);
+    }
     command
 }
 

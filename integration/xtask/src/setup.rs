@@ -21,14 +21,49 @@ const COMPILER: Need =
 const PYTHON: Need = Need { package: "python3-venv", present: || base_python().is_some() };
 const CLANG: Need = Need { package: "libclang-14-dev", present: || libclang().is_some() };
 
+/// What the bindings of libibverbs are built with; at run time the library alone does.
+const VERBS: [Need; 4] = [
+    CLANG,
+    Need { package: "libibverbs-dev", present: || exists("/usr/include/infiniband/verbs.h") },
+    Need { package: "librdmacm-dev", present: || exists("/usr/include/rdma/rdma_cma.h") },
+    Need { package: "pkg-config", present: || on_path("pkg-config") },
+];
+
+/// What the guest with soft-RoCE devices runs on.
+const GUEST: [Need; 6] = [
+    Need { package: "qemu-system-x86", present: || on_path("qemu-system-x86_64") },
+    Need { package: "busybox-static", present: || on_path("busybox") },
+    Need { package: "kmod", present: || on_path("modprobe") },
+    Need { package: "iproute2", present: || on_path("rdma") && on_path("tc") },
+    Need { package: "xz-utils", present: || on_path("xz") },
+    Need { package: "ibverbs-providers", present: || exists("/etc/libibverbs.d/rxe.driver") },
+];
+
 /// What building the plugin needs.
 pub fn compiler() -> Outcome<()> {
-    ensure(&[COMPILER])
+    ensure(&[COMPILER])?;
+    verbs_if_possible();
+    Ok(())
+}
+
+/// Without its headers everything but the RDMA fabric is built.
+fn verbs_if_possible() {
+    if let Err(reason) = ensure(&VERBS) {
+        say(format!("building without RDMA: {reason}"));
+    }
+}
+
+/// What the guest needs, and a build with RDMA to run in it.
+pub fn guest() -> Outcome<()> {
+    ensure(&GUEST)?;
+    ensure(&VERBS)
 }
 
 /// What the commands that run NIXL need: a C++ compiler and a Python that can make environments.
 pub fn nixl_base() -> Outcome<()> {
-    ensure(&[COMPILER, PYTHON])
+    ensure(&[COMPILER, PYTHON])?;
+    verbs_if_possible();
+    Ok(())
 }
 
 /// What building NIXL's Rust bindings needs besides; answers the directory for `LIBCLANG_PATH`.
@@ -63,7 +98,7 @@ fn ensure(needs: &[Need]) -> Outcome<()> {
 }
 
 /// A directory with libclang 14 or 15: the bindings that need it fail with newer ones.
-fn libclang() -> Option<PathBuf> {
+pub fn libclang() -> Option<PathBuf> {
     let given = std::env::var_os("LIBCLANG_PATH").map(PathBuf::from);
     let known = ["14", "15"].map(|version| PathBuf::from(format!("/usr/lib/llvm-{version}/lib")));
     let holds = |dir: &PathBuf| {
@@ -72,6 +107,17 @@ fn libclang() -> Option<PathBuf> {
             .any(|name| dir.join(name).exists())
     };
     given.into_iter().chain(known).find(holds)
+}
+
+fn exists(path: &str) -> bool {
+    Path::new(path).exists()
+}
+
+/// Whether a command is there; Debian keeps some where only root's `PATH` looks.
+fn on_path(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let known = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(known).any(|dir| dir.join(name).is_file())
 }
 
 /// A Python that the wheels exist for and that can make an environment with pip.
