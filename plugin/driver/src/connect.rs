@@ -1,7 +1,7 @@
 //! Connecting: the initiator's side of the handshake, and how a session opens.
 
 use crate::dial::{Dialer, read_frame, send_frame};
-use crate::endpoints::EndpointSet;
+use crate::endpoints::{EndpointSet, Side};
 use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::{Peer, PeerState, PendingAttempt};
@@ -255,7 +255,7 @@ impl Shared {
             let speaks = info.fabrics.iter().any(|name| name == fabric.name());
             let near_enough = fabric.name() != "local" || info.host == self.host;
             if speaks && near_enough && !excluded.contains(&index) {
-                match EndpointSet::create(fabric, index, true, None) {
+                match EndpointSet::create(fabric, index, Side::Active(None)) {
                     Ok(set) => sets.push(set),
                     Err(e) => {
                         sets.into_iter().for_each(|made| self.abandon(made));

@@ -6,8 +6,8 @@ use crate::memory::{CREDIT_PAGE_BYTES, EpochMemory, RING_BYTES};
 use crate::peer::post_empty_recvs;
 use baton_core::LaneId;
 use baton_core::peer::{LaneSetup, RingId};
-use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MemoryOffer};
-use baton_fabric::{EndpointConfig, EndpointId, Fabric};
+use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer};
+use baton_fabric::{EndpointConfig, EndpointId, Fabric, PeerView};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,69 +32,105 @@ pub(crate) struct EndpointSet {
     pub offer: FabricOffer,
 }
 
-impl EndpointSet {
-    /// Creates and fills everything. With a peer's offer: no deeper and no more lanes than it has.
-    pub fn create(
-        fabric: &Arc<dyn Fabric>,
-        fabric_index: usize,
-        active: bool,
-        theirs: Option<&FabricOffer>,
-    ) -> Result<EndpointSet> {
-        let caps = fabric.caps();
-        let lanes = theirs.map_or(usize::from(caps.default_lanes.max(1)), |offer| {
-            offer.lanes.len().min(usize::from(caps.default_lanes.max(1)))
-        });
-        let memory = Arc::new(EpochMemory::new(fabric, lanes)?);
-        let offer = FabricOffer {
-            fabric: fabric.name().to_owned(),
-            address: fabric.address(),
-            max_message_bytes: u64::from(caps.max_message_bytes),
-            control: EndpointOffer { address: Value::Null, sq_depth: 0, rq_depth: 0 },
-            lanes: Vec::with_capacity(lanes),
-            control_ring: ring_offer(&memory, RingId::Control),
-            rings: (0..lanes).map(|lane| ring_offer(&memory, RingId::Lane(LaneId(lane as u8)))).collect(),
-            credit_page: MemoryOffer {
-                addr: memory.credit_page().0,
-                key: memory.credit_page().1,
-                bytes: CREDIT_PAGE_BYTES as u64,
-            },
-        };
-        let mut set = EndpointSet {
-            fabric: Arc::clone(fabric),
-            fabric_index,
-            endpoints: Vec::with_capacity(lanes + 1),
-            memory,
-            offer,
-        };
-        match set.create_endpoints(lanes, active, theirs) {
-            Ok(()) => Ok(set),
-            Err(e) => {
-                set.discard();
-                Err(e)
-            }
-        }
-    }
+/// Which side of the handshake makes endpoints, and what it knows of the other.
+#[derive(Clone, Copy)]
+pub(crate) enum Side<'a> {
+    /// HELLO's: the address of the peer's fabric, if its connection information has it.
+    Active(Option<&'a Value>),
+    /// REPLY's: what the peer offers.
+    Passive(&'a FabricOffer),
+}
 
-    fn create_endpoints(&mut self, lanes: usize, active: bool, theirs: Option<&FabricOffer>) -> Result<()> {
-        let caps = self.fabric.caps();
-        for index in 0..=lanes {
+impl Side<'_> {
+    /// What to ask the fabric for: control first, then as many lanes as make sense. Never deeper and no more than the peer offers.
+    fn configs(&self, fabric: &dyn Fabric) -> Vec<EndpointConfig> {
+        let caps = fabric.caps();
+        let (lanes, theirs) = match self {
+            Side::Active(address) => (fabric.lanes_for(*address), None),
+            Side::Passive(offer) => (fabric.lanes_for(Some(&offer.address)), Some(*offer)),
+        };
+        let lanes = usize::from(lanes).clamp(1, MAX_LANES);
+        let lanes = lanes.min(theirs.map_or(MAX_LANES, |offer| offer.lanes.len()));
+        let config = |index: usize| {
             let control = index == 0;
             let (sq, rq) =
                 if control { (CONTROL_SQ_DEPTH, CONTROL_RQ_DEPTH) } else { (LANE_SQ_DEPTH, LANE_RQ_DEPTH) };
             let limit = theirs.map(|offer| if control { &offer.control } else { &offer.lanes[index - 1] });
-            let sq_depth = sq.min(caps.max_sq_depth).min(limit.map_or(u32::MAX, |l| l.sq_depth));
-            let rq_depth = rq.min(caps.max_rq_depth).min(limit.map_or(u32::MAX, |l| l.rq_depth));
-            let (endpoint, address) =
-                self.fabric.create_endpoint(&EndpointConfig { sq_depth, rq_depth, active, control })?;
-            self.endpoints.push(endpoint);
-            let offer = EndpointOffer { address, sq_depth, rq_depth };
-            if control {
-                self.offer.control = offer;
-            } else {
-                self.offer.lanes.push(offer);
+            EndpointConfig {
+                sq_depth: sq.min(caps.max_sq_depth).min(limit.map_or(u32::MAX, |l| l.sq_depth)),
+                rq_depth: rq.min(caps.max_rq_depth).min(limit.map_or(u32::MAX, |l| l.rq_depth)),
+                active: theirs.is_none(),
+                control,
             }
+        };
+        (0..=lanes).map(config).collect()
+    }
+
+    fn create_endpoints(
+        &self,
+        fabric: &dyn Fabric,
+        configs: &[EndpointConfig],
+    ) -> Result<Vec<(EndpointId, Value)>> {
+        let made = match self {
+            Side::Active(None) => fabric.create_endpoints(configs, PeerView::Unknown),
+            Side::Active(Some(address)) => fabric.create_endpoints(configs, PeerView::Fabric(address)),
+            Side::Passive(offer) => {
+                let offered = std::iter::once(&offer.control).chain(&offer.lanes).take(configs.len());
+                let addresses: Vec<Value> = offered.map(|endpoint| endpoint.address.clone()).collect();
+                fabric.create_endpoints(configs, PeerView::Endpoints(&addresses))
+            }
+        }?;
+        if made.len() == configs.len() {
+            return Ok(made);
         }
-        Ok(())
+        let count = made.len();
+        take_down(fabric, made.iter().map(|(endpoint, _)| *endpoint));
+        Err(err!(
+            Local,
+            "fabric {} made {count} endpoints where {} were wanted",
+            fabric.name(),
+            configs.len()
+        ))
+    }
+}
+
+impl EndpointSet {
+    /// Creates and fills everything: endpoints first, because their rails decide which keys of the rings the peer needs.
+    pub fn create(fabric: &Arc<dyn Fabric>, fabric_index: usize, side: Side<'_>) -> Result<EndpointSet> {
+        let configs = side.configs(&**fabric);
+        let (endpoints, addresses): (Vec<_>, Vec<_>) =
+            side.create_endpoints(&**fabric, &configs)?.into_iter().unzip();
+        let rails: Vec<u8> = endpoints.iter().map(|endpoint| fabric.rail(*endpoint)).collect();
+        let memory = match EpochMemory::new(fabric, &rails) {
+            Ok(memory) => Arc::new(memory),
+            Err(e) => {
+                take_down(&**fabric, endpoints.into_iter());
+                return Err(e.into());
+            }
+        };
+        let offered = configs.iter().zip(addresses).zip(&rails);
+        let mut offered = offered.map(|((config, address), rail)| EndpointOffer {
+            address,
+            sq_depth: config.sq_depth,
+            rq_depth: config.rq_depth,
+            rail: *rail,
+        });
+        let control = offered.next().ok_or_else(|| err!(Local, "no control endpoint"))?;
+        let lanes: Vec<_> = offered.collect();
+        let (addr, key) = memory.credit_page();
+        let offer = FabricOffer {
+            fabric: fabric.name().to_owned(),
+            address: fabric.address(),
+            max_message_bytes: u64::from(fabric.caps().max_message_bytes),
+            control,
+            control_ring: ring_offer(&memory, RingId::Control),
+            rings: (0..lanes.len())
+                .map(|lane| ring_offer(&memory, RingId::Lane(LaneId(lane as u8))))
+                .collect(),
+            lanes,
+            credit_page: MemoryOffer { addr, key, bytes: CREDIT_PAGE_BYTES as u64 },
+        };
+        Ok(EndpointSet { fabric: Arc::clone(fabric), fabric_index, endpoints, memory, offer })
     }
 
     /// Posts the RECVs that both sides agreed on. They stand before the endpoint can receive anything.
@@ -145,19 +181,25 @@ impl EndpointSet {
 
     /// Takes everything down again; nothing of it was ever used.
     pub fn discard(self) {
-        self.endpoints.iter().for_each(|endpoint| self.fabric.fence(*endpoint));
-        let deadline = Instant::now() + DISCARD_WAIT;
-        for endpoint in &self.endpoints {
-            while !self.fabric.is_quiet(*endpoint) && Instant::now() < deadline {
-                crate::epoch::wait_for_event(&*self.fabric);
-            }
-            self.fabric.destroy_endpoint(*endpoint);
-        }
+        let deadline = take_down(&*self.fabric, self.endpoints.iter().copied());
         if let Err(e) = self.memory.deregister(deadline + DISCARD_WAIT) {
             tracing::error!("rings of an abandoned connect attempt stay registered: {e}");
             std::mem::forget(self.memory);
         }
     }
+}
+
+/// Frees endpoints that never carried anything; answers until when it would have waited for them.
+fn take_down(fabric: &dyn Fabric, endpoints: impl Iterator<Item = EndpointId> + Clone) -> Instant {
+    endpoints.clone().for_each(|endpoint| fabric.fence(endpoint));
+    let deadline = Instant::now() + DISCARD_WAIT;
+    for endpoint in endpoints {
+        while !fabric.is_quiet(endpoint) && Instant::now() < deadline {
+            crate::epoch::wait_for_event(fabric);
+        }
+        fabric.destroy_endpoint(endpoint);
+    }
+    deadline
 }
 
 fn ring_offer(memory: &EpochMemory, ring: RingId) -> MemoryOffer {

@@ -3,7 +3,7 @@
 
 use crate::connect::Made;
 use crate::dial::{prepare, read_frame, send_frame};
-use crate::endpoints::EndpointSet;
+use crate::endpoints::{EndpointSet, Side};
 use crate::err;
 use crate::error::Result;
 use crate::peer::{Conn, Peer, PeerState};
@@ -251,7 +251,7 @@ impl Shared {
             let made = fabric
                 .reach(&offer.address, deadline)
                 .map_err(|why| err!(RemoteDisconnect, "{why}"))
-                .and_then(|()| EndpointSet::create(fabric, index, false, Some(offer)));
+                .and_then(|()| EndpointSet::create(fabric, index, Side::Passive(offer)));
             match made {
                 Ok(set) => {
                     self.note_fallback(&received.hello.name, &offer.fabric, &reasons);

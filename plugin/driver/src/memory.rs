@@ -7,12 +7,14 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of a record ring, per lane and for control (PROTOCOL §3).
 pub const RING_BYTES: u32 = 32 * 1024;
 /// Bytes of the credit page.
 pub const CREDIT_PAGE_BYTES: usize = 4096;
+/// Longest wait for memory that nobody uses to be withdrawn again.
+const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
 
 /// Anonymous zeroed pages, unmapped on drop.
 struct Pages {
@@ -77,13 +79,24 @@ pub struct EpochMemory {
     staging: Pages,
     inbound_keys: Keys,
     staging_keys: Keys,
+    /// Control, then the lanes.
+    rings: Box<[RingKeys]>,
     fabric: Arc<dyn Fabric>,
 }
 
+/// Keys of one ring on the rail of its endpoint.
+#[derive(Clone, Copy)]
+struct RingKeys {
+    /// For the peer, which writes it; the control ring's serves the credit page as well.
+    inbound: u64,
+    /// For own work requests that read the staging area.
+    staging: u64,
+}
+
 impl EpochMemory {
-    /// Allocates and registers for `lanes` lanes.
-    pub fn new(fabric: &Arc<dyn Fabric>, lanes: usize) -> Result<EpochMemory, FabricError> {
-        let rings_bytes = RING_BYTES as usize * (1 + lanes);
+    /// Allocates and registers rings for endpoints on these rails: control, then the lanes.
+    pub fn new(fabric: &Arc<dyn Fabric>, rails: &[u8]) -> Result<EpochMemory, FabricError> {
+        let rings_bytes = RING_BYTES as usize * rails.len();
         let inbound = Pages::new(CREDIT_PAGE_BYTES + rings_bytes)?;
         let staging = Pages::new(rings_bytes)?;
         let describe = |pages: &Pages, remote_write| Memory {
@@ -98,21 +111,32 @@ impl EpochMemory {
         let staging_keys = match fabric.register(&describe(&staging, false)) {
             Ok(keys) => keys,
             Err(e) => {
-                fabric.revoke(inbound_keys);
+                take_back(&**fabric, inbound_keys);
                 return Err(e);
             }
         };
-        Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, fabric: Arc::clone(fabric) })
+        match ring_keys(&**fabric, rails, inbound_keys, staging_keys) {
+            Ok(rings) => {
+                let fabric = Arc::clone(fabric);
+                Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, rings, fabric })
+            }
+            Err(e) => {
+                take_back(&**fabric, inbound_keys);
+                take_back(&**fabric, staging_keys);
+                Err(e)
+            }
+        }
     }
 
     /// Address and key of the credit page, for the peer.
     pub fn credit_page(&self) -> (u64, u64) {
-        (self.inbound.addr(), self.inbound_keys.remote)
+        (self.inbound.addr(), self.rings[0].inbound)
     }
 
     /// Address and key of an inbound ring, for the peer.
     pub fn ring(&self, ring: RingId) -> (u64, u64) {
-        (self.inbound.addr() + CREDIT_PAGE_BYTES as u64 + ring_base(ring) as u64, self.inbound_keys.remote)
+        let addr = self.inbound.addr() + CREDIT_PAGE_BYTES as u64 + ring_base(ring) as u64;
+        (addr, self.rings[ring_index(ring)].inbound)
     }
 
     /// Withdraws both registrations; the memory may be dropped after `Ok`.
@@ -122,12 +146,54 @@ impl EpochMemory {
     }
 }
 
+fn ring_index(ring: RingId) -> usize {
+    match ring {
+        RingId::Control => 0,
+        RingId::Lane(LaneId(lane)) => 1 + lane as usize,
+    }
+}
+
 fn ring_base(ring: RingId) -> usize {
-    RING_BYTES as usize
-        * match ring {
-            RingId::Control => 0,
-            RingId::Lane(LaneId(lane)) => 1 + lane as usize,
-        }
+    RING_BYTES as usize * ring_index(ring)
+}
+
+/// One key per ring: the rings must not cross a border between segments.
+fn ring_keys(
+    fabric: &dyn Fabric,
+    rails: &[u8],
+    inbound: Keys,
+    staging: Keys,
+) -> Result<Box<[RingKeys]>, FabricError> {
+    let (inbound, staging) = (fabric.region_keys(inbound), fabric.region_keys(staging));
+    let ring = u64::from(RING_BYTES);
+    let mut keys = Vec::with_capacity(rails.len());
+    for (index, rail) in rails.iter().enumerate() {
+        let base = index as u64 * ring;
+        // The credit page lies in front of the control ring and has its key.
+        let (from, len) = match index {
+            0 => (0, CREDIT_PAGE_BYTES as u64 + ring),
+            _ => (CREDIT_PAGE_BYTES as u64 + base, ring),
+        };
+        let found = inbound.remote_key(*rail, from, len).zip(staging.local_key(*rail, base, ring));
+        let (inbound, staging) = found.ok_or_else(|| {
+            FabricError::Limit(format!(
+                "fabric {}: ring {index} of a session needs {len} bytes at offset {from} in one segment of rail {rail}; \
+                 its memory has {} rails and segments of {} bytes",
+                fabric.name(),
+                inbound.rails,
+                inbound.segment_bytes
+            ))
+        })?;
+        keys.push(RingKeys { inbound, staging });
+    }
+    Ok(keys.into())
+}
+
+/// Nobody has seen these keys yet, so nothing can be using them.
+fn take_back(fabric: &dyn Fabric, keys: Keys) {
+    if let Err(e) = fabric.deregister(keys, Instant::now() + TAKE_BACK_WAIT) {
+        tracing::error!("taking back the rings of a session on fabric {}: {e}", fabric.name());
+    }
 }
 
 impl SessionMemory for EpochMemory {
@@ -147,7 +213,7 @@ impl SessionMemory for EpochMemory {
             word[..chunk.len()].copy_from_slice(chunk);
             self.staging.word(base + 8 * i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
-        (self.staging.addr() + base as u64, self.staging_keys.local)
+        (self.staging.addr() + base as u64, self.rings[ring_index(ring)].staging)
     }
 
     fn load_credit(&self, word: usize) -> u64 {

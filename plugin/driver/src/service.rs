@@ -34,6 +34,7 @@ impl Shared {
     pub(crate) fn service(self: &Arc<Self>) {
         let mut armed = false;
         while !self.is_stopping() {
+            self.fabrics.iter().for_each(|fabric| fabric.tend());
             let timeout_ns = self.tend_fabrics(&mut armed);
             if timeout_ns > 0 {
                 self.sleep(timeout_ns, armed);

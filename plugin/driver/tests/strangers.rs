@@ -56,7 +56,7 @@ fn assert_still_works(a: &Driver, b: &Driver) {
 }
 
 fn hello_of(sender: Instance, to: Instance) -> Hello {
-    let endpoint = EndpointOffer { address: serde_json::json!({}), sq_depth: 16, rq_depth: 16 };
+    let endpoint = EndpointOffer { address: serde_json::json!({}), sq_depth: 16, rq_depth: 16, rail: 0 };
     let memory = MemoryOffer { addr: 4096, key: 1, bytes: 32768 };
     Hello {
         protocol: ProtocolRange::OURS,

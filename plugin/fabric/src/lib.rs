@@ -79,7 +79,7 @@ pub trait Fabric: Send + Sync {
         self.caps().default_lanes
     }
 
-    /// The rail of an endpoint: which of the keys of [`Fabric::region_keys`] its work requests need.
+    /// The rail of an endpoint, below [`MAX_RAILS`]: which of the keys of [`Fabric::region_keys`] its work requests need.
     fn rail(&self, endpoint: EndpointId) -> u8 {
         let _ = endpoint;
         0

@@ -81,7 +81,35 @@ impl RegionKeys {
             remote: [keys.remote].into(),
         }
     }
+
+    /// Segments per rail.
+    pub fn segments(&self) -> usize {
+        self.local.len() / usize::from(self.rails.max(1))
+    }
+
+    /// Key with which an endpoint on `rail` names `offset .. offset + len_bytes` of the region in its own work requests;
+    /// `None`: no such rail, or not inside one segment.
+    pub fn local_key(&self, rail: u8, offset: u64, len_bytes: u64) -> Option<u64> {
+        self.index(rail, offset, len_bytes).and_then(|index| self.local.get(index).copied())
+    }
+
+    /// The same for the peer of such an endpoint.
+    pub fn remote_key(&self, rail: u8, offset: u64, len_bytes: u64) -> Option<u64> {
+        self.index(rail, offset, len_bytes).and_then(|index| self.remote.get(index).copied())
+    }
+
+    fn index(&self, rail: u8, offset: u64, len_bytes: u64) -> Option<usize> {
+        let last = offset.checked_add(len_bytes.max(1) - 1)?;
+        let segment = offset / self.segment_bytes.max(1);
+        let inside = rail < self.rails
+            && segment == last / self.segment_bytes.max(1)
+            && segment < self.segments() as u64;
+        inside.then(|| usize::from(rail) * self.segments() + segment as usize)
+    }
 }
+
+/// Most rails of a fabric.
+pub const MAX_RAILS: u8 = 16;
 
 /// What a fabric knows of the peer when it creates the endpoints of a session.
 #[derive(Clone, Copy, Debug)]

@@ -67,7 +67,7 @@ fn data_hello(to: &[u8], from: &[u8; 16]) -> Vec<u8> {
 fn hello(victim: &ConnInfo, as_instance: Instance, name: &str, address: Value, token: &[u8; 16]) -> Hello {
     let mut with_token = address.clone();
     with_token["token"] = hex(token).into();
-    let endpoint = EndpointOffer { address: with_token, sq_depth: 64, rq_depth: 64 };
+    let endpoint = EndpointOffer { address: with_token, sq_depth: 64, rq_depth: 64, rail: 0 };
     let memory = MemoryOffer { addr: 1 << 20, key: 1, bytes: 32768 };
     Hello {
         protocol: ProtocolRange::OURS,

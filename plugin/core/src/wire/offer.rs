@@ -1,5 +1,6 @@
 //! What one side offers of a fabric: its endpoints and the memory that the peer will write into.
 
+use baton_fabric::MAX_RAILS;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -15,6 +16,13 @@ pub struct EndpointOffer {
     pub sq_depth: u32,
     /// Receive-queue depth, 1..=65535.
     pub rq_depth: u32,
+    /// The owner's rail that it is on: which keys of the owner's memory serve work requests of the peer endpoint.
+    #[serde(skip_serializing_if = "is_first")]
+    pub rail: u8,
+}
+
+fn is_first(rail: &u8) -> bool {
+    *rail == 0
 }
 
 /// Registered memory of the sender of the message, into which the peer writes.
@@ -57,6 +65,7 @@ impl EndpointOffer {
             address: fields.raw("address")?.clone(),
             sq_depth: depth("sq_depth")?,
             rq_depth: depth("rq_depth")?,
+            rail: fields.optional_number("rail", 0..=u64::from(MAX_RAILS - 1))?.unwrap_or(0) as u8,
         })
     }
 }

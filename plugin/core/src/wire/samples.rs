@@ -7,7 +7,8 @@ use super::*;
 use crate::ids::{Epoch, Instance, RegionId, SessionId};
 
 pub(crate) fn offer(fabric: &str, lanes: usize) -> FabricOffer {
-    let endpoint = |n: usize| EndpointOffer { address: json!({ "slot": n }), sq_depth: 512, rq_depth: 256 };
+    let endpoint =
+        |n: usize| EndpointOffer { address: json!({ "slot": n }), sq_depth: 512, rq_depth: 256, rail: 0 };
     let ring = |n: u64| MemoryOffer { addr: 0x1000 * n, key: n, bytes: 32 * 1024 };
     FabricOffer {
         fabric: fabric.into(),
@@ -101,11 +102,14 @@ fn any_epoch() -> impl Strategy<Value = Epoch> {
 }
 
 fn any_endpoint() -> impl Strategy<Value = EndpointOffer> {
-    (any::<u64>(), 1..=65_535u32, 1..=4000u32).prop_map(|(port, sq_depth, rq_depth)| EndpointOffer {
-        address: json!({ "port": port, "gid": "::1" }),
-        sq_depth,
-        rq_depth,
-    })
+    (any::<u64>(), 1..=65_535u32, 1..=4000u32, 0..baton_fabric::MAX_RAILS).prop_map(
+        |(port, sq_depth, rq_depth, rail)| EndpointOffer {
+            address: json!({ "port": port, "gid": "::1" }),
+            sq_depth,
+            rq_depth,
+            rail,
+        },
+    )
 }
 
 fn any_memory() -> impl Strategy<Value = MemoryOffer> {
