@@ -33,6 +33,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("baton-fabric-soft", &["baton-fabric"]),
     ("baton-fabric-sim", &["baton-fabric"]),
     ("baton-verbs", &[]),
+    ("baton-fabric-verbs", &["baton-fabric", "baton-verbs"]),
     ("baton-driver", &["baton-core", "baton-fabric"]),
     ("baton-engine", &["baton-abi", "baton-driver", "baton-core", "baton-fabric", "baton-fabric-soft"]),
     ("baton-nixl", &["baton-host", "baton-abi"]),
