@@ -124,7 +124,7 @@ fn only_link_local(own: &[Rail], peer: &[PeerRail]) -> bool {
     let mut theirs: Vec<_> = peer
         .iter()
         .filter(|rail| rail.kind != GidType::InfiniBand && rail.gid.scope() == Scope::LinkLocal)
-        .map(|rail| rail.gid)
+        .map(|rail| rail.index)
         .collect();
     theirs.sort_unstable();
     theirs.dedup();
