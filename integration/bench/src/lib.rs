@@ -22,6 +22,12 @@ pub struct Sample {
     pub latency_us_p50: f64,
     /// The time that one transfer in a hundred exceeds.
     pub latency_us_p99: f64,
+    /// CPU time of both processes for a GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_s_per_gib: Option<f64>,
+    /// CPU time of the whole machine for a GiB, with what the kernel did in nobody's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_cpu_s_per_gib: Option<f64>,
 }
 
 /// One case of one peer over all runs: a line of the table and of the JSON list.
@@ -155,7 +161,17 @@ mod tests {
 
     fn sample(gbps: f64) -> Sample {
         let (op, latency_us_p50, latency_us_p99) = ("READ".to_owned(), 10.0, 20.0);
-        Sample { op, size_bytes: 4096, batch: 128, gbps, latency_us_p50, latency_us_p99 }
+        let (cpu_s_per_gib, machine_cpu_s_per_gib) = (None, Some(gbps));
+        Sample {
+            op,
+            size_bytes: 4096,
+            batch: 128,
+            gbps,
+            latency_us_p50,
+            latency_us_p99,
+            cpu_s_per_gib,
+            machine_cpu_s_per_gib,
+        }
     }
 
     #[test]

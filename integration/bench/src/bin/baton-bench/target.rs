@@ -1,0 +1,167 @@
+//! The passive side: holds memory, and listens for notifications while it is told to.
+
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use baton_host::Engine;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Settings;
+use crate::memory::{Layout, Pool};
+use crate::{Outcome, cpu};
+
+/// Its agent name.
+pub const NAME: &str = "target";
+/// What it waits for at most.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    settings: Settings,
+    /// Devices of this side.
+    #[arg(long)]
+    devices: Option<String>,
+    /// Microseconds between two looks for notifications; 0: without a pause.
+    #[arg(long, default_value_t = 0)]
+    look_us: u64,
+}
+
+/// What it is told to do, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Make memory instead of what was there.
+    Hold(Layout),
+    /// Fill it.
+    Fill(u64),
+    /// Check it: filled with the first, written from a side filled with the second.
+    Check(u64, u64),
+    /// Begin to take notifications.
+    Listen,
+    /// Wait until so many have come since then, and stop.
+    Heard(u64),
+    /// Tell the CPU time so far.
+    Cpu,
+}
+
+/// What it answers, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Its connection information, once at the start.
+    Ready(Vec<u8>),
+    /// How to reach its memory.
+    Memory {
+        /// What a peer imports.
+        blob: Vec<u8>,
+        /// Where it starts.
+        addr: u64,
+    },
+    /// It is done.
+    Done,
+    /// CPU time of its process.
+    Cpu(Duration),
+    /// Why it could not.
+    Failed(String),
+}
+
+/// A thread that takes notifications.
+struct Listener {
+    heard: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Outcome<()>>,
+}
+
+struct Target {
+    engine: Engine,
+    look: Duration,
+    pool: Option<Pool>,
+    listener: Option<Listener>,
+}
+
+/// Pauses between two looks.
+pub fn pause(look: Duration) {
+    if look.is_zero() { std::thread::yield_now() } else { std::thread::sleep(look) }
+}
+
+impl Listener {
+    fn start(engine: Engine, look: Duration) -> Listener {
+        let (heard, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, end) = (Arc::clone(&heard), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                let some = engine.notifications().map_err(|error| error.to_string())?;
+                if some.is_empty() {
+                    pause(look);
+                }
+                count.fetch_add(some.len() as u64, Ordering::Release);
+            }
+            Ok(())
+        });
+        Listener { heard, stop, thread }
+    }
+
+    fn end(self, count: u64, look: Duration) -> Outcome<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let heard = loop {
+            let heard = self.heard.load(Ordering::Acquire);
+            if heard >= count || self.thread.is_finished() || Instant::now() > deadline {
+                break heard;
+            }
+            pause(look);
+        };
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| "the listening thread panicked")??;
+        if heard == count { Ok(()) } else { Err(format!("{heard} notifications instead of {count}")) }
+    }
+}
+
+impl Target {
+    fn obey(&mut self, order: Order) -> Outcome<Answer> {
+        let pool = || "no memory yet".to_owned();
+        match order {
+            Order::Hold(layout) => {
+                self.pool = None;
+                let made = Pool::new(&self.engine, layout)?;
+                let blob = made.region().export().map_err(|error| error.to_string())?;
+                let addr = made.region().addr();
+                self.pool = Some(made);
+                return Ok(Answer::Memory { blob, addr });
+            }
+            Order::Fill(seed) => self.pool.as_ref().ok_or_else(pool)?.fill(seed),
+            Order::Check(own, source) => self.pool.as_ref().ok_or_else(pool)?.check(own, source)?,
+            Order::Listen => self.listener = Some(Listener::start(self.engine.clone(), self.look)),
+            Order::Heard(count) => {
+                let listener = self.listener.take().ok_or("it was not told to listen")?;
+                listener.end(count, self.look)?;
+            }
+            Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
+        }
+        Ok(Answer::Done)
+    }
+}
+
+fn say(answer: &Answer) -> Outcome<()> {
+    let line = serde_json::to_string(answer).map_err(|error| error.to_string())?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| error.to_string())
+}
+
+/// Obeys until its input ends.
+pub fn serve(options: &Options) -> Outcome<()> {
+    let engine = options.settings.open(NAME, options.devices.as_deref())?;
+    say(&Answer::Ready(engine.conn_info().map_err(|error| error.to_string())?))?;
+    let look = Duration::from_micros(options.look_us);
+    let mut target = Target { engine, look, pool: None, listener: None };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|error| error.to_string())?;
+        let order = serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))?;
+        say(&target.obey(order).unwrap_or_else(Answer::Failed))?;
+    }
+    Ok(())
+}
