@@ -178,6 +178,10 @@ impl Engine {
             any_unreleased: AtomicBool::new(false),
         };
         inner.log(Level::Info, "baton_host", &format!("chosen: {}", inner.choice_json));
+        for note in inner.choice.notes() {
+            let level = if note.warning { Level::Warn } else { Level::Info };
+            inner.log(level, "baton_host", &note.text);
+        }
         Ok(Engine { inner: Arc::new(inner) })
     }
 
@@ -445,5 +449,6 @@ fn describe(choice: &Choice, place: &Place, plugin: &Plugin) -> serde_json::Valu
             "missing_entries": plugin.missing(),
         },
         "settings": settings,
+        "notes": choice.notes().iter().map(|note| note.text.as_str()).collect::<Vec<_>>(),
     })
 }

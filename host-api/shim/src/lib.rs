@@ -20,6 +20,7 @@
 //!
 //! Which engine is loaded and how it works is decided at run time: see [`settings`].
 
+mod aliases;
 mod compare;
 mod elf;
 mod engine;
@@ -35,6 +36,7 @@ mod select;
 pub mod settings;
 mod transfer;
 
+pub use aliases::{ALIASES, Alias, Note};
 pub use baton_abi as abi;
 pub use baton_abi::{BatonDesc as Desc, BatonMemory};
 pub use compare::{AbiVersion, Mismatch};

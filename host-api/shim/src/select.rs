@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::aliases::{Aliases, Note};
 use crate::settings::{SETTINGS, Setting, TOOL_VARIABLES, setting};
 
 const PREFIX: &str = "BATON_";
@@ -19,6 +20,8 @@ pub enum Source {
     Environment,
     /// The file.
     File(PathBuf),
+    /// A variable of another project that means the same.
+    Alias(&'static str),
     /// The table of defaults.
     Default,
 }
@@ -29,6 +32,7 @@ impl fmt::Display for Source {
             Source::Parameter => f.write_str("parameter"),
             Source::Environment => f.write_str("environment"),
             Source::File(path) => write!(f, "file {}", path.display()),
+            Source::Alias(variable) => write!(f, "environment variable {variable}"),
             Source::Default => f.write_str("default"),
         }
     }
@@ -51,6 +55,7 @@ pub struct Chosen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     chosen: Vec<Chosen>,
+    notes: Vec<Note>,
 }
 
 /// Why there is no choice.
@@ -130,15 +135,20 @@ pub fn select(
     if let Some((path, text)) = file {
         layers.push((Source::File(path.to_owned()), entries(path, text)?));
     }
-    let chosen = SETTINGS.iter().map(|s| choose(s, &mut layers)).collect();
-    Ok(Choice { chosen })
+    let aliases = Aliases::read(environment);
+    let chosen: Vec<Chosen> = SETTINGS.iter().map(|s| choose(s, &mut layers, &aliases)).collect();
+    let left_to_aliases = chosen.iter().filter(|c| matches!(c.source, Source::Alias(_) | Source::Default));
+    let notes = left_to_aliases.flat_map(|c| aliases.notes(c.setting)).collect();
+    Ok(Choice { chosen, notes })
 }
 
-fn choose(setting: &'static Setting, layers: &mut [(Source, Values)]) -> Chosen {
-    let mut said = layers.iter_mut().filter_map(|(source, values)| {
+fn choose(setting: &'static Setting, layers: &mut [(Source, Values)], aliases: &Aliases) -> Chosen {
+    let said = layers.iter_mut().filter_map(|(source, values)| {
         let value = values.remove(setting.name)?;
         Some((source.clone(), value))
     });
+    let by_alias = aliases.said(setting.name).iter();
+    let mut said = said.chain(by_alias.map(|said| (Source::Alias(said.variable), said.value.clone())));
     match said.next() {
         Some((source, value)) => Chosen { setting, value: Some(value), source, passed_over: said.collect() },
         None => Chosen {
@@ -260,6 +270,11 @@ impl Choice {
     /// Every setting with its value, in the table's order.
     pub fn settings(&self) -> &[Chosen] {
         &self.chosen
+    }
+
+    /// What was taken from other projects' variables, and what of theirs was ignored.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
     }
 
     /// The value of a setting, if it has one.

@@ -9,6 +9,8 @@ pub enum Values {
     OneOf(&'static [&'static str]),
     /// A whole number from the first to the second.
     Number(u64, u64),
+    /// The same, and why not one more.
+    NumberNot(u64, u64, &'static str),
     /// Any text that is not empty; the words say which.
     Text(&'static str),
 }
@@ -18,7 +20,7 @@ impl Values {
     pub fn admit(&self, value: &str) -> bool {
         match self {
             Values::OneOf(words) => words.contains(&value),
-            Values::Number(low, high) => {
+            Values::Number(low, high) | Values::NumberNot(low, high, _) => {
                 value.bytes().all(|b| b.is_ascii_digit())
                     && value.parse::<u64>().is_ok_and(|n| (*low..=*high).contains(&n))
             }
@@ -32,6 +34,7 @@ impl fmt::Display for Values {
         match self {
             Values::OneOf(words) => f.write_str(&words.join(", ")),
             Values::Number(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Values::NumberNot(low, high, why) => write!(f, "a whole number from {low} to {high} ({why})"),
             Values::Text(what) => f.write_str(what),
         }
     }
@@ -142,6 +145,89 @@ pub const SETTINGS: &[Setting] = &[
         what: "Multiplies every deadline of the protocol.",
     },
     Setting {
+        name: "devices",
+        variable: "BATON_DEVICES",
+        values: Values::Text(
+            "names of RDMA devices separated by commas, each with or without :port; or each with ^ before it",
+        ),
+        default: None,
+        otherwise: "every usable device",
+        reader: Reader::Engine,
+        what: "Verbs: which devices to use, or which (^) to leave out.",
+    },
+    Setting {
+        name: "lanes",
+        variable: "BATON_LANES",
+        values: Values::Number(1, 64),
+        default: None,
+        otherwise: "4 for each rail in use, at most 64",
+        reader: Reader::Engine,
+        what: "Verbs: data queue pairs of a session, all rails together.",
+    },
+    Setting {
+        name: "ib_timeout",
+        variable: "BATON_IB_TIMEOUT",
+        values: Values::Number(1, 31),
+        default: None,
+        otherwise: "14",
+        reader: Reader::Engine,
+        what: "Verbs: an acknowledgement is awaited for 4.096 µs · 2^this.",
+    },
+    Setting {
+        name: "ib_retry",
+        variable: "BATON_IB_RETRY",
+        values: Values::NumberNot(0, 6, "7 is endless on some devices"),
+        default: None,
+        otherwise: "6",
+        reader: Reader::Engine,
+        what: "Verbs: how often a NIC sends again what is not acknowledged.",
+    },
+    Setting {
+        name: "gid_index",
+        variable: "BATON_GID_INDEX",
+        values: Values::Number(0, 255),
+        default: None,
+        otherwise: "RoCE v2, routable, at an address of `BATON_LISTEN` or `BATON_ADVERTISE` if there is one",
+        reader: Reader::Engine,
+        what: "Verbs: entry of each port's GID table.",
+    },
+    Setting {
+        name: "ib_sl",
+        variable: "BATON_IB_SL",
+        values: Values::Number(0, 15),
+        default: None,
+        otherwise: "0",
+        reader: Reader::Engine,
+        what: "Verbs: service level.",
+    },
+    Setting {
+        name: "ib_tc",
+        variable: "BATON_IB_TC",
+        values: Values::Number(0, 255),
+        default: None,
+        otherwise: "0",
+        reader: Reader::Engine,
+        what: "Verbs: traffic class.",
+    },
+    Setting {
+        name: "mtu",
+        variable: "BATON_MTU",
+        values: Values::OneOf(&["256", "512", "1024", "2048", "4096"]),
+        default: None,
+        otherwise: "the smaller of both ports'",
+        reader: Reader::Engine,
+        what: "Verbs: upper limit of the path MTU.",
+    },
+    Setting {
+        name: "ib_pkey",
+        variable: "BATON_IB_PKEY",
+        values: Values::Number(0, 65_535),
+        default: None,
+        otherwise: "0",
+        reader: Reader::Engine,
+        what: "Verbs: entry of each port's table of partition keys.",
+    },
+    Setting {
         name: "config",
         variable: "BATON_CONFIG",
         values: Values::Text("path of a TOML file with settings by their lower-case names"),
@@ -178,7 +264,11 @@ pub fn markdown() -> String {
             other => other.to_string(),
         };
         let default = s.default.map_or_else(|| s.otherwise.to_owned(), |d| format!("`{d}`"));
-        out.push_str(&format!("| `{}` | `{}` | {values} | {default} | {} |\n", s.variable, s.name, s.what));
+        let aliases = crate::aliases::listed(s);
+        out.push_str(&format!(
+            "| `{}` | `{}` | {values} | {default} | {}{aliases} |\n",
+            s.variable, s.name, s.what
+        ));
     }
     out
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use baton_host::abi::{BATON_ACCESS_REMOTE_READ, BATON_ACCESS_REMOTE_WRITE, BATON_MEM_DRAM};
 use baton_host::{BatonMemory, Desc, Engine, EngineOptions, LogTo, Op, Transfer};
 
-use crate::log;
 use crate::status::Status;
+use crate::{log, options};
 
 pub(crate) use baton_host::Op as Operation;
 
@@ -59,9 +59,12 @@ impl Agent {
     ) -> Result<Agent, Refused> {
         let agent_name = name.to_owned();
         let sink = move |level, target: &str, message: &str| log::record(&agent_name, level, target, message);
+        // Hosts feed our own list of parameters back. What it says anyway keeps its true source; empty is how it shows
+        // "no value".
+        let listed = options::with_defaults();
+        let fed_back = |(name, value): &(String, String)| listed.iter().any(|(n, v)| n == name && v == value);
         let options = EngineOptions::new(name)
-            // Empty is how our own list of parameters shows "no value".
-            .params(params.into_iter().filter(|(_, value)| !value.is_empty()))
+            .params(params.into_iter().filter(|given| !given.1.is_empty() && !fed_back(given)))
             .progress_thread(progress_thread)
             .log(LogTo::Function(Box::new(sink)));
         let engine = Engine::open(options)

@@ -87,6 +87,34 @@ fn what_was_chosen_and_why_is_in_the_choice_and_in_the_stats() {
 }
 
 #[test]
+fn a_variable_of_another_project_is_used_and_said_so_in_choice_and_log() {
+    let records = Arc::new(Mutex::new(Vec::new()));
+    let sink = records.clone();
+    let log = LogTo::Function(Box::new(move |level, _, message| {
+        sink.lock().expect("no panic").push((level, message.to_owned()));
+    }));
+    let variables = [("NCCL_IB_RETRY_CNT", "7"), ("MC_GID_INDEX", "none"), ("BATON_LOG", "info")];
+    let engine = Engine::open(EngineOptions::new("alias").environment(environment(&variables)).log(log))
+        .expect("nothing of it breaks an engine");
+    let retry = engine.choice().chosen("ib_retry").expect("a setting");
+    assert_eq!((retry.value.as_deref(), &retry.source), (Some("6"), &Source::Alias("NCCL_IB_RETRY_CNT")));
+    let choice: serde_json::Value = serde_json::from_str(&engine.choice_json()).expect("JSON");
+    let records = records.lock().expect("no panic");
+    for (note, level) in [
+        ("ib_retry 6 from NCCL_IB_RETRY_CNT, as BATON_IB_RETRY is not set", Level::Info),
+        ("MC_GID_INDEX is \"none\" and ignored", Level::Warn),
+    ] {
+        let told = choice["notes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_str);
+        assert_eq!(told.filter(|text| text.starts_with(note)).count(), 1, "{choice}");
+        assert_eq!(
+            records.iter().filter(|(l, text)| *l == level && text.starts_with(note)).count(),
+            1,
+            "{records:?}"
+        );
+    }
+}
+
+#[test]
 fn wrong_settings_are_refused_by_name_and_what_the_engine_lacks_by_the_engine() {
     let refused = Engine::open(options("a").param("fabrik", "tcp")).expect_err("refused");
     assert!(matches!(&refused, OpenError::Select(SelectError::UnknownName { .. })), "{refused}");

@@ -35,7 +35,17 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("baton-verbs", &[]),
     ("baton-fabric-verbs", &["baton-fabric", "baton-verbs"]),
     ("baton-driver", &["baton-core", "baton-fabric"]),
-    ("baton-engine", &["baton-abi", "baton-driver", "baton-core", "baton-fabric", "baton-fabric-soft"]),
+    (
+        "baton-engine",
+        &[
+            "baton-abi",
+            "baton-driver",
+            "baton-core",
+            "baton-fabric",
+            "baton-fabric-soft",
+            "baton-fabric-verbs",
+        ],
+    ),
     ("baton-nixl", &["baton-host", "baton-abi"]),
     ("baton-bench", &["baton-host"]),
     ("baton-sim", &["baton-core", "baton-fabric", "baton-fabric-sim"]),

@@ -9,6 +9,7 @@ mod guard;
 mod logging;
 mod object;
 mod settings;
+mod verbs;
 
 /// Version of this build; a build may carry another label than the package's.
 const VERSION: &str = match option_env!("BATON_BUILD_VERSION") {

@@ -6,9 +6,11 @@ use baton_fabric::Fabric;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 use baton_fabric_soft::tcp::net_addr::{NetAddr, PortRange, local_candidates};
 use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-const KEYS: &str = "backend, fabric, listen, advertise, ptrace, spin_us, timeout_scale";
+const KEYS: &str = "backend, fabric, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
+    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey";
 /// Largest factor for protocol deadlines.
 const MAX_TIMEOUT_SCALE: u32 = 1000;
 /// Longest spin before sleeping.
@@ -23,6 +25,7 @@ pub struct Settings {
     ptrace_any: bool,
     spin_us: Option<u32>,
     timeout_scale: u32,
+    verbs: crate::verbs::Config,
 }
 
 /// The fabrics of an engine.
@@ -33,18 +36,33 @@ pub struct Fabrics {
     pub notes: Vec<String>,
 }
 
+impl Fabrics {
+    /// Adds a fabric if it is wanted. Where any may be used, one that cannot is a note; one that was asked for, an error.
+    fn add(
+        &mut self,
+        name: &str,
+        wanted: &str,
+        open: impl FnOnce() -> Result<Arc<dyn Fabric>, Error>,
+    ) -> Result<(), Error> {
+        if wanted != "auto" && wanted != name {
+            self.notes.push(format!("{name}: fabric is set to {wanted}"));
+            return Ok(());
+        }
+        match open() {
+            Ok(fabric) => self.list.push(fabric),
+            // Without TCP there is no way to other hosts: whoever may use it must know at once.
+            Err(e) if wanted == "auto" && name != "tcp" => self.notes.push(format!("{name}: {}", e.text)),
+            Err(e) if wanted == "auto" => return Err(e),
+            Err(e) => return Err(Error::new(e.code, format!("fabric {name}: {}", e.text))),
+        }
+        Ok(())
+    }
+}
+
 /// # Safety
 /// `options.settings` must point to `settings_count` settings whose slices are readable.
 pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
-    let mut settings = Settings {
-        backend: "auto".into(),
-        fabric: "auto".into(),
-        listen: None,
-        advertise: Vec::new(),
-        ptrace_any: false,
-        spin_us: None,
-        timeout_scale: 1,
-    };
+    let mut settings = Settings::default();
     if options.settings.is_null() && options.settings_count > 0 {
         return Err(err!(InvalidParam, "settings is null but settings_count is {}", options.settings_count));
     }
@@ -57,7 +75,23 @@ pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
         };
         settings.set(key, value)?;
     }
+    settings.verbs.be_reached_at(settings.wanted());
     Ok(settings)
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            backend: "auto".into(),
+            fabric: "auto".into(),
+            listen: None,
+            advertise: Vec::new(),
+            ptrace_any: false,
+            spin_us: None,
+            timeout_scale: 1,
+            verbs: crate::verbs::Config::default(),
+        }
+    }
 }
 
 impl Settings {
@@ -79,13 +113,7 @@ impl Settings {
                 }
             },
             "fabric" => match value {
-                "auto" | "local" | "tcp" => self.fabric = value.into(),
-                "verbs" => {
-                    return Err(err!(
-                        Unsupported,
-                        "fabric verbs is not in this version of the engine; use auto, local or tcp"
-                    ));
-                }
+                "auto" | "verbs" | "local" | "tcp" => self.fabric = value.into(),
                 _ => return Err(err!(InvalidParam, "fabric {value:?}: valid are auto, verbs, local, tcp")),
             },
             "listen" if value.is_empty() => self.listen = None,
@@ -106,39 +134,36 @@ impl Settings {
             "spin_us" if value == "auto" || value.is_empty() => self.spin_us = None,
             "spin_us" => self.spin_us = Some(number(key, value, 0, MAX_SPIN_US)?),
             "timeout_scale" => self.timeout_scale = number(key, value, 1, MAX_TIMEOUT_SCALE)?,
+            _ if self.verbs.set(key, value)? => {}
             _ => return Err(err!(InvalidParam, "unknown setting {key:?}; this engine knows {KEYS}")),
         }
         Ok(())
     }
 
+    /// The addresses at which this host shall be reached, as far as somebody said so.
+    fn wanted(&self) -> Vec<IpAddr> {
+        let listen = self.listen.iter().map(|addr| addr.ip).filter(|ip| !ip.is_unspecified());
+        self.advertise.iter().map(|addr| addr.ip).chain(listen).collect()
+    }
+
     /// The fabrics to run, in order of preference, and why others are missing.
     pub fn fabrics(&self) -> Result<Fabrics, Error> {
-        let mut fabrics: Vec<Arc<dyn Fabric>> = Vec::new();
-        let mut notes = vec!["verbs: not in this version of the engine".to_owned()];
-        if matches!(self.fabric.as_str(), "auto" | "local") {
-            match LocalFabric::new(LocalConfig { ptrace_any: self.ptrace_any, ..LocalConfig::default() }) {
-                Ok(fabric) => fabrics.push(fabric),
-                Err(e) if self.fabric == "auto" => notes.push(format!("local: {e}")),
-                Err(e) => return Err(e.into()),
-            }
-        } else {
-            notes.push(format!("local: fabric is set to {}", self.fabric));
-        }
-        if matches!(self.fabric.as_str(), "auto" | "tcp") {
-            fabrics.push(TcpFabric::new(TcpConfig {
+        let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new() };
+        fabrics.add("local", &self.fabric, || {
+            let config = LocalConfig { ptrace_any: self.ptrace_any, ..LocalConfig::default() };
+            Ok(LocalFabric::new(config)?)
+        })?;
+        fabrics.add("verbs", &self.fabric, || self.verbs.open())?;
+        fabrics.add("tcp", &self.fabric, || {
+            let advertise = self.advertise.iter().map(|addr| NetAddr { ports: None, ..addr.clone() });
+            Ok(TcpFabric::new(TcpConfig {
                 listen: self.listen.clone().map(data_ports),
-                advertise: self
-                    .advertise
-                    .iter()
-                    .map(|addr| NetAddr { ports: None, ..addr.clone() })
-                    .collect(),
+                advertise: advertise.collect(),
                 user_timeout: TcpConfig::default().user_timeout * self.timeout_scale,
                 ..TcpConfig::default()
-            })?);
-        } else {
-            notes.push(format!("tcp: fabric is set to {}", self.fabric));
-        }
-        Ok(Fabrics { list: fabrics, notes })
+            })?)
+        })?;
+        Ok(fabrics)
     }
 
     /// The driver's configuration.
@@ -198,10 +223,14 @@ pub fn probe() -> String {
     let addresses: Vec<String> = local_candidates().iter().map(ToString::to_string).collect();
     serde_json::json!({
         "fabrics": {
-            "verbs": { "available": false, "reason": "not in this version of the engine" },
+            "verbs": crate::verbs::probe(),
             "local": local,
             "tcp": { "available": true, "addresses": addresses },
         }
     })
     .to_string()
 }
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! Settings of the fabric, checked.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::choose::Mtu;
 
@@ -75,6 +76,9 @@ pub struct VerbsConfig {
     pub min_rnr: u8,
     /// How often; finite, because with credits a missing RECV is a fault and must show.
     pub rnr_retry: u8,
+    /// Addresses of `BATON_LISTEN` and `BATON_ADVERTISE`, at which this host shall be reached: GIDs at them and in their
+    /// networks are preferred. May be empty.
+    pub wanted: Vec<IpAddr>,
 }
 
 impl Default for VerbsConfig {
@@ -92,6 +96,7 @@ impl Default for VerbsConfig {
             hop_limit: 64,
             min_rnr: 12,
             rnr_retry: 3,
+            wanted: Vec::new(),
         }
     }
 }

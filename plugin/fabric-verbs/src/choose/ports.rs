@@ -1,6 +1,7 @@
 //! Which ports of which devices become rails.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use super::gid::{GidQuery, gid};
 use super::types::{Gid, GidEntry, LinkLayer, Mtu, PortState, Subnet, Transport};
@@ -147,7 +148,7 @@ pub enum PortsError {
     },
 }
 
-/// Chooses. `addresses` are those of this host's interfaces, `wanted` those it shall be reached at.
+/// Chooses. `addresses` are those of this host's interfaces, `wanted` what it shall be reached at besides the configured.
 pub fn ports(
     config: &VerbsConfig,
     devices: &[DeviceFacts],
@@ -159,6 +160,8 @@ pub fn ports(
     if devices.is_empty() {
         return Err(PortsError::NoDevices);
     }
+    let wanted: Vec<Subnet> =
+        wanted.iter().copied().chain(config.wanted.iter().map(|ip| network_of(*ip, addresses))).collect();
     let mut rails: Vec<Rail> = Vec::new();
     let mut skipped = Vec::new();
     for device in devices {
@@ -170,7 +173,7 @@ pub fn ports(
         }
         for port in &device.ports {
             let judged = if rails.len() < MAX_RAILS {
-                judge(config, device, port, addresses, wanted)
+                judge(config, device, port, addresses, &wanted)
             } else {
                 Err((format!("there are {MAX_RAILS} rails already, the limit"), false))
             };
@@ -190,6 +193,12 @@ pub fn ports(
     }
     check_result(&config.devices, &rails, &skipped)?;
     Ok(Ports { rails, skipped, notes })
+}
+
+/// The network of an address of this host; of another's, nothing but the address is known.
+fn network_of(ip: IpAddr, addresses: &[Subnet]) -> Subnet {
+    let own = addresses.iter().copied().find(|address| address.ip == ip);
+    own.unwrap_or(Subnet { ip, prefix_len: if ip.is_ipv4() { 32 } else { 128 } })
 }
 
 fn named_reason(device: &DeviceFacts, port: &PortFacts, reason: &str) -> String {

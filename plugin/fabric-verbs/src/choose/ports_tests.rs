@@ -161,3 +161,18 @@ fn rails_past_the_limit_are_skipped_by_name() {
     assert_eq!((chosen.rails.len(), chosen.skipped.len()), (MAX_RAILS, 8));
     assert_eq!(chosen.skipped[0].reason, "device d32 port 1: there are 32 rails already, the limit");
 }
+
+#[test]
+fn a_gid_at_a_wanted_address_or_in_its_network_is_preferred_where_the_host_knows_the_network() {
+    let two = PortFacts { gids: vec![entry(1, "172.17.0.1"), entry(2, "10.0.1.7")], ..port(1, "10.0.1.7") };
+    let facts = [device("a", vec![two])];
+    let address = |text: &str| Subnet { ip: text.parse().expect("an address"), prefix_len: 24 };
+    let chosen = |wanted: &str, addresses: &[Subnet]| {
+        let config =
+            VerbsConfig { wanted: vec![wanted.parse().expect("an address")], ..VerbsConfig::default() };
+        ports(&config, &facts, addresses, &[]).expect("a rail").rails[0].gid.index
+    };
+    assert_eq!(chosen("10.0.1.7", &[]), 2);
+    assert_eq!(chosen("10.0.1.1", &[address("10.0.1.1"), address("172.17.0.1")]), 2);
+    assert_eq!(chosen("10.0.1.1", &[address("172.17.0.1")]), 1);
+}

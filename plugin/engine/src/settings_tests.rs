@@ -1,0 +1,78 @@
+use super::*;
+
+fn with(pairs: &[(&str, &str)]) -> Result<Settings, Error> {
+    let mut settings = Settings::default();
+    for (key, value) in pairs {
+        settings.set(key, value)?;
+    }
+    Ok(settings)
+}
+
+fn refusal(key: &str, value: &str) -> String {
+    with(&[(key, value)]).err().expect("refused").text
+}
+
+/// An engine is never created here: a fabric that is tried stands for itself.
+fn offered(wanted: &str, name: &str, answer: Result<(), &str>) -> Result<Fabrics, Error> {
+    let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new() };
+    fabrics.add(name, wanted, || match answer {
+        Ok(()) => Ok(TcpFabric::new(TcpConfig::default())?),
+        Err(why) => Err(err!(Unsupported, "{why}")),
+    })?;
+    Ok(fabrics)
+}
+
+#[test]
+fn the_settings_of_verbs_are_known_whether_it_is_built_in_or_not() {
+    for (key, value) in [
+        ("devices", "rxe0:1,rxe1"),
+        ("lanes", "2"),
+        ("ib_timeout", "18"),
+        ("ib_retry", "3"),
+        ("gid_index", "1"),
+        ("ib_sl", "0"),
+        ("ib_tc", "106"),
+        ("mtu", "1024"),
+        ("ib_pkey", "0"),
+        ("fabric", "verbs"),
+    ] {
+        with(&[(key, value)]).unwrap_or_else(|e| panic!("{key}: {}", e.text));
+        assert!(KEYS.split(", ").any(|known| known == key), "{key} is not listed");
+    }
+    assert!(refusal("ib_timeouts", "1").contains("ib_timeout, ib_retry"));
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn a_value_that_verbs_does_not_take_is_refused_with_its_limits() {
+    assert!(refusal("ib_retry", "7").contains("from 0 to 6 is wanted (7 is endless on some devices)"));
+    assert!(refusal("ib_timeout", "0").contains("from 1 to 31"));
+    assert!(refusal("devices", "a,^b").starts_with("devices \"a,^b\": "));
+}
+
+#[test]
+fn of_auto_a_missing_fabric_is_a_note_and_of_its_own_name_an_error() {
+    let fabrics = offered("auto", "verbs", Err("no RDMA device on this host")).expect("others may serve");
+    assert_eq!(fabrics.notes, ["verbs: no RDMA device on this host"]);
+    let error = offered("verbs", "verbs", Err("no RDMA device on this host")).err().expect("asked for");
+    assert_eq!(error.text, "fabric verbs: no RDMA device on this host");
+    let fabrics = offered("tcp", "verbs", Ok(())).expect("not tried");
+    assert_eq!(
+        (fabrics.list.len(), fabrics.notes.as_slice()),
+        (0, &["verbs: fabric is set to tcp".to_owned()][..])
+    );
+    assert_eq!(offered("auto", "verbs", Ok(())).expect("there").list.len(), 1);
+    assert!(offered("auto", "tcp", Err("no ports left")).is_err());
+}
+
+#[test]
+fn addresses_that_were_said_are_wanted_and_every_address_is_none() {
+    let wanted = |pairs: &[(&str, &str)]| with(pairs).expect("valid").wanted();
+    let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+    assert_eq!(wanted(&[]), Vec::<IpAddr>::new());
+    assert_eq!(wanted(&[("listen", "0.0.0.0:7000")]), Vec::<IpAddr>::new());
+    assert_eq!(
+        wanted(&[("listen", "10.0.0.1:7000"), ("advertise", "192.0.2.1,[2001:db8::1]:5")]),
+        [ip("192.0.2.1"), ip("2001:db8::1"), ip("10.0.0.1")]
+    );
+}
