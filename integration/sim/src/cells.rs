@@ -43,6 +43,7 @@ impl Cells {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         let keys = fabric.register(&memory).map_err(|e| format!("register cells: {e}"))?;
         Ok(Cells { world: world.clone(), node, base, keys, busy: vec![false; CELLS] })

@@ -106,6 +106,7 @@ impl EpochMemory {
             device: 0,
             remote_read: false,
             remote_write,
+            ordered: true,
         };
         let inbound_keys = fabric.register(&describe(&inbound, true))?;
         let staging_keys = match fabric.register(&describe(&staging, false)) {

@@ -349,6 +349,7 @@ fn a_transfer_to_itself_into_memory_that_is_not_writable_fails_and_harms_nothing
         device: 0,
         remote_read: true,
         remote_write: true,
+        ordered: false,
     };
     let region = a.register(&memory).expect("register");
     let imported = a.import("a", &a.export(region).expect("export")).expect("import");

@@ -28,6 +28,7 @@ impl Pair {
                 device: 0,
                 remote_read: true,
                 remote_write: true,
+                ordered: false,
             };
             fabrics[node].register(&memory).expect("register")
         });

@@ -36,6 +36,7 @@ fn memory(fabric: &dyn Fabric, fill: u8) -> (u64, Keys) {
         device: 0,
         remote_read: true,
         remote_write: true,
+        ordered: false,
     };
     (memory.addr, fabric.register(&memory).expect("register"))
 }

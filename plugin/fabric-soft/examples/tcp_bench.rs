@@ -50,6 +50,7 @@ fn side(lanes: usize, active: bool) -> Side {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         })
         .expect("register");
     let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false };

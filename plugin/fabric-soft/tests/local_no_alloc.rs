@@ -45,6 +45,7 @@ fn transfers_allocate_nothing_after_the_first() {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         (memory.addr, fabrics[i].register(&memory).expect("register"))
     });

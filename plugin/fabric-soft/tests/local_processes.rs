@@ -347,6 +347,7 @@ fn pages(access: rustix::mm::MprotectFlags) -> Memory {
         device: 0,
         remote_read: true,
         remote_write: true,
+        ordered: false,
     }
 }
 

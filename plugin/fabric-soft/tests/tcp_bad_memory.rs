@@ -40,6 +40,7 @@ impl Pages {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         Pages { at, len, keys: node.fabric.register(&memory).unwrap() }
     }

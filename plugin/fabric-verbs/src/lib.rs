@@ -2,8 +2,20 @@
 //!
 //! * [`config`]: its settings.
 //! * [`choose`]: what it decides from facts about devices and peers, without touching any: GID, port, rail, MTU, depth.
+//! * [`VerbsFabric`]: devices, queue pairs, completion queues and memory regions behind the fabric seam.
 
 pub mod choose;
 pub mod config;
 
+mod endpoint;
+mod fabric;
+mod interfaces;
+mod memory;
+mod probe;
+mod queue;
+mod rail;
+mod table;
+mod wake;
+
 pub use config::VerbsConfig;
+pub use fabric::VerbsFabric;

@@ -46,6 +46,8 @@ pub struct Memory {
     pub remote_read: bool,
     /// Peers may write.
     pub remote_write: bool,
+    /// Writes must become visible in order: words that are polled without a completion. (Bulk memory is faster without.)
+    pub ordered: bool,
 }
 
 /// Keys of a registration on one fabric: `local` for own work requests, `remote` for peers'. Verbs uses the low 32 bits.

@@ -71,6 +71,7 @@ impl Buffer {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         let region = engine.register(&memory).expect("register");
         Buffer { bytes, region }

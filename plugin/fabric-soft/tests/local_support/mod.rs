@@ -46,6 +46,7 @@ impl Block {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         let block = Block { bytes, addr, len, keys: fabric.register(&memory).expect("register") };
         block.fill(fill);

@@ -128,6 +128,7 @@ impl Block {
             device: 0,
             remote_read: true,
             remote_write: true,
+            ordered: false,
         };
         Block { keys: node.fabric.register(&memory).unwrap(), bytes }
     }

@@ -24,8 +24,13 @@ use rig::Rig;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A test that has not ended by then has hung.
+/// A test that has not ended by then has hung; times `BATON_TIMEOUT_SCALE`, for machines that are emulated.
 const WATCHDOG: Duration = Duration::from_secs(90);
+
+/// What waits are multiplied with.
+fn timeout_scale() -> u32 {
+    std::env::var("BATON_TIMEOUT_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1)
+}
 
 /// Runs one behaviour on a thread of its own, so that a call that never returns fails the test instead of blocking the run.
 fn guarded(name: &'static str, harness: Box<dyn Harness>, behaviour: fn(&Rig)) {
@@ -39,9 +44,10 @@ fn guarded(name: &'static str, harness: Box<dyn Harness>, behaviour: fn(&Rig)) {
             let _ = done.send(());
         })
         .expect("a thread for the test");
-    if ended.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+    let watchdog = WATCHDOG * timeout_scale();
+    if ended.recv_timeout(watchdog) == Err(mpsc::RecvTimeoutError::Timeout) {
         panic!(
-            "{name}: not finished after {WATCHDOG:?}; a call into the fabric hangs or an event never comes"
+            "{name}: not finished after {watchdog:?}; a call into the fabric hangs or an event never comes"
         );
     }
     if let Err(panic) = body.join() {

@@ -172,6 +172,7 @@ impl Rig {
             device: 0,
             remote_read: matches!(access, Access::Both | Access::ReadOnly),
             remote_write: matches!(access, Access::Both | Access::WriteOnly),
+            ordered: false,
         };
         self.fabric(side).register(&memory).expect("register memory")
     }
@@ -236,7 +237,8 @@ impl Rig {
         what: &str,
         mut condition: impl FnMut(&Inbox) -> Option<T>,
     ) -> T {
-        let give_up = Instant::now() + PATIENCE;
+        let patience = PATIENCE * super::timeout_scale();
+        let give_up = Instant::now() + patience;
         loop {
             self.poll_once(sides);
             let inbox = self.inbox();
@@ -245,7 +247,7 @@ impl Rig {
             }
             assert!(
                 Instant::now() < give_up,
-                "waited {PATIENCE:?} in vain for {what}; polled so far: {:?}",
+                "waited {patience:?} in vain for {what}; polled so far: {:?}",
                 inbox.sides
             );
             drop(inbox);
