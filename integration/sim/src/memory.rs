@@ -43,6 +43,7 @@ impl EpochMemory {
             device: 0,
             remote_read: false,
             remote_write,
+            ordered: true,
         };
         let error = |e| format!("register the rings: {e}");
         let inbound_keys =

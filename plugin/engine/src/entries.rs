@@ -120,7 +120,7 @@ fn checked_memory(memory: &BatonMemory) -> Result<Memory, Error> {
         device: memory.device,
         remote_read: memory.access & BATON_ACCESS_REMOTE_READ != 0,
         remote_write: memory.access & BATON_ACCESS_REMOTE_WRITE != 0,
-            ordered: false,
+        ordered: false,
     })
 }
 

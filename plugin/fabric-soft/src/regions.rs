@@ -315,7 +315,15 @@ mod tests {
     use super::*;
 
     fn memory(addr: u64, len_bytes: u64) -> Memory {
-        Memory { addr, len_bytes, kind: MemoryKind::Dram, device: 0, remote_read: true, remote_write: false, ordered: false }
+        Memory {
+            addr,
+            len_bytes,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: true,
+            remote_write: false,
+            ordered: false,
+        }
     }
 
     fn soon() -> Instant {

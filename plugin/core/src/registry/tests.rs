@@ -11,7 +11,15 @@ fn registry() -> Registry {
 }
 
 fn memory(addr: u64, len_bytes: u64) -> Memory {
-    Memory { addr, len_bytes, kind: MemoryKind::Dram, device: 0, remote_read: true, remote_write: true, ordered: false }
+    Memory {
+        addr,
+        len_bytes,
+        kind: MemoryKind::Dram,
+        device: 0,
+        remote_read: true,
+        remote_write: true,
+        ordered: false,
+    }
 }
 
 fn keys(n: u64) -> Vec<(&'static str, Keys)> {
