@@ -76,3 +76,33 @@ fn addresses_that_were_said_are_wanted_and_every_address_is_none() {
         [ip("192.0.2.1"), ip("2001:db8::1"), ip("10.0.0.1")]
     );
 }
+
+/// The host checks values before the engine does: both must take the same.
+#[cfg(feature = "verbs")]
+#[test]
+fn the_host_and_the_engine_know_the_same_settings_limits_and_defaults() {
+    use baton_host::settings::{Reader, SETTINGS, Values};
+    for setting in SETTINGS.iter().filter(|s| s.reader == Reader::Engine) {
+        assert!(KEYS.split(", ").any(|known| known == setting.name), "{} is not listed", setting.name);
+        let taken = |value: &str| match with(&[(setting.name, value)]) {
+            Err(e) => e.code == baton_driver::Code::Unsupported,
+            Ok(_) => true,
+        };
+        match setting.values {
+            Values::OneOf(words) => {
+                assert!(words.iter().all(|word| taken(word)), "{}", setting.name);
+                assert!(!taken("none of these"), "{}", setting.name);
+            }
+            Values::Number(low, high) | Values::NumberNot(low, high, _) => {
+                assert!(taken(&low.to_string()) && taken(&high.to_string()), "{}", setting.name);
+                assert!(!taken(&(high + 1).to_string()), "{}", setting.name);
+                assert!(low == 0 || !taken(&(low - 1).to_string()), "{}", setting.name);
+            }
+            Values::Text(_) => {}
+        }
+        if setting.otherwise.parse::<u32>().is_ok() {
+            let said = with(&[(setting.name, setting.otherwise)]).expect("the default is valid");
+            assert_eq!(said.verbs, Settings::default().verbs, "{}", setting.name);
+        }
+    }
+}

@@ -13,7 +13,7 @@ mod imp {
     use baton_fabric_verbs::VerbsConfig;
 
     /// Settings of the fabric.
-    #[derive(Default)]
+    #[derive(Debug, Default, PartialEq)]
     pub struct Config(VerbsConfig);
 
     impl Config {
