@@ -10,7 +10,7 @@ fn any_rail() -> impl Strategy<Value = PeerRail> {
         any::<[u8; 16]>().prop_map(Gid),
         any::<[u8; 4]>().prop_map(|ip| Gid::from(std::net::IpAddr::from(ip))),
     ];
-    (0u8..32, gid, kind, 1u16..=0xbfff, mtu, proptest::option::of(0u8..=32))
+    (0..MAX_RAILS as u8, gid, kind, 1u16..=0xbfff, mtu, proptest::option::of(0u8..=32))
         .prop_filter("a GID that names somebody", |(_, gid, ..)| gid.scope() != Scope::Nobody)
         .prop_map(|(index, gid, kind, lid, mtu, prefix_len)| PeerRail {
             index,
@@ -110,7 +110,7 @@ fn numbers_beyond_their_limits_or_of_another_type_are_refused_and_never_cast() {
     let limits = [
         ("qpn", 1, 16_777_215),
         ("psn", 0, 16_777_215),
-        ("rail", 0, 31),
+        ("rail", 0, MAX_RAILS as u64 - 1),
         ("lid", 0, 49_151),
         ("prefix_len", 0, 32),
         ("max_message_bytes", 1, 2_147_483_648_u64),
@@ -190,7 +190,7 @@ fn gids_mtus_and_types_are_of_their_kind() {
 }
 
 #[test]
-fn a_fabric_has_1_to_32_different_rails_and_an_error_says_in_which_it_is() {
+fn a_fabric_has_as_many_different_rails_as_the_limit_and_an_error_says_in_which_it_is() {
     let rail = |index: usize| {
         let mut value = endpoint();
         value["rail"] = index.into();
@@ -201,11 +201,14 @@ fn a_fabric_has_1_to_32_different_rails_and_an_error_says_in_which_it_is() {
         json!([]),
         json!({}),
         json!(null),
-        Value::from((0..33).map(rail).collect::<Vec<_>>()),
+        Value::from((0..=MAX_RAILS).map(rail).collect::<Vec<_>>()),
         json!([rail(1), rail(1)]),
     ] {
         let text = refused(json!({ "rails": wrong }));
-        assert!(text.contains("rails is ") && text.contains("a list of 1 to 32 rails"), "{text}");
+        assert!(
+            text.contains("rails is ") && text.contains(&format!("a list of 1 to {MAX_RAILS} rails")),
+            "{text}"
+        );
     }
     let mut second = rail(1);
     second["mtu"] = json!(1500);

@@ -15,3 +15,6 @@ pub use limits::{AckTime, mtu, read_depth};
 pub use ports::{DeviceFacts, PortFacts, Ports, PortsError, Rail, Skipped};
 pub use rails::{PairError, Pairing, Reach};
 pub use types::{Gid, GidEntry, GidType, LinkLayer, Mtu, PortState, Scope, Subnet, Transport};
+
+// A rail past the seam's limit could not be named in an offer.
+const _: () = assert!(ports::MAX_RAILS == baton_fabric::MAX_RAILS as usize);

@@ -8,7 +8,7 @@ use super::types::{Gid, GidEntry, LinkLayer, Mtu, PortState, Subnet, Transport};
 use crate::config::{DeviceFilter, DevicePort, VerbsConfig};
 
 /// Rails of one fabric at most.
-pub const MAX_RAILS: usize = 32;
+pub const MAX_RAILS: usize = 16;
 
 /// What is known of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -156,10 +156,12 @@ fn a_configured_gid_index_holds_for_every_port_and_one_without_it_is_skipped() {
 
 #[test]
 fn rails_past_the_limit_are_skipped_by_name() {
-    let facts: Vec<_> = (0..40).map(|i| device(&format!("d{i}"), vec![port(1, "10.0.0.1")])).collect();
+    let facts: Vec<_> =
+        (0..MAX_RAILS + 8).map(|i| device(&format!("d{i}"), vec![port(1, "10.0.0.1")])).collect();
     let chosen = choose("", &facts).expect("rails");
     assert_eq!((chosen.rails.len(), chosen.skipped.len()), (MAX_RAILS, 8));
-    assert_eq!(chosen.skipped[0].reason, "device d32 port 1: there are 32 rails already, the limit");
+    let told = format!("device d{MAX_RAILS} port 1: there are {MAX_RAILS} rails already, the limit");
+    assert_eq!(chosen.skipped[0].reason, told);
 }
 
 #[test]
