@@ -69,7 +69,7 @@ impl VerbsFabric {
 
     /// As [`VerbsFabric::open`], with a library that is open already.
     pub fn with_library(library: &Library, config: VerbsConfig) -> Result<Arc<VerbsFabric>, FabricError> {
-        let (devices, rails, notes) = rail::open(library, &config)?;
+        let rail::Opened { devices, rails, notes } = rail::open(library, &config)?;
         notes.iter().for_each(|note| tracing::info!("verbs: {note}"));
         tracing::info!("verbs: {}", AckTime::new(config.ib_timeout, config.ib_retry));
         let rails: Vec<Arc<OpenRail>> = rails.into_iter().map(Arc::new).collect();

@@ -99,11 +99,15 @@ impl std::fmt::Display for OpenRail {
     }
 }
 
-/// Opens the devices that are wanted. The strings say what was chosen and what was left out, and why.
-pub(crate) fn open(
-    library: &Library,
-    config: &VerbsConfig,
-) -> Result<(Vec<Arc<Device>>, Vec<OpenRail>, Vec<String>), FabricError> {
+/// What is in use, and lines that say what was chosen and what was left out, and why.
+pub(crate) struct Opened {
+    pub devices: Vec<Arc<Device>>,
+    pub rails: Vec<OpenRail>,
+    pub notes: Vec<String>,
+}
+
+/// Opens the devices that are wanted.
+pub(crate) fn open(library: &Library, config: &VerbsConfig) -> Result<Opened, FabricError> {
     let listed = library.devices().map_err(|e| FabricError::System(e.to_string()))?;
     let mut opened: Vec<Option<Arc<Context>>> = Vec::new();
     let mut facts = Vec::new();
@@ -141,7 +145,7 @@ pub(crate) fn open(
             state: Mutex::new(State { facts: rail, down: None }),
         });
     }
-    Ok((devices, rails, notes))
+    Ok(Opened { devices, rails, notes })
 }
 
 fn at_port(device: &str, port: u8, e: &baton_verbs::VerbsError) -> FabricError {
