@@ -74,6 +74,8 @@ pub struct VerbsConfig {
     pub hop_limit: u8,
     /// Code of the time after which a receiver without RECV asks to be tried again.
     pub min_rnr: u8,
+    /// Devices write with immediates, as all of InfiniBand's transport do. (For providers in tests that do not.)
+    pub immediates: bool,
     /// How often; finite, because with credits a missing RECV is a fault and must show.
     pub rnr_retry: u8,
     /// Addresses of `BATON_LISTEN` and `BATON_ADVERTISE`, at which this host shall be reached: GIDs at them and in their
@@ -96,6 +98,7 @@ impl Default for VerbsConfig {
             hop_limit: 64,
             min_rnr: 12,
             rnr_retry: 3,
+            immediates: true,
             wanted: Vec::new(),
         }
     }

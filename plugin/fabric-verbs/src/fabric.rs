@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// READs in flight per queue pair and direction that are asked for: what current adapters do.
 const READ_DEPTH: u32 = 16;
@@ -28,6 +28,8 @@ const READ_DEPTH: u32 = 16;
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Below this many bytes a transfer stays on one lane.
 const STRIPE_MIN_BYTES: u64 = 256 * 1024;
+/// How often a busy service thread asks devices for events; a sleeping one is woken by them.
+const DEVICE_EVENTS_EVERY: Duration = Duration::from_millis(2);
 /// Queues that are looked at in every poll although nothing is expected of them.
 const COLD_QUEUES_PER_POLL: usize = 8;
 
@@ -49,6 +51,8 @@ pub struct VerbsFabric {
     notes: Vec<String>,
     /// Pairings that have been told to the log.
     told: Mutex<Vec<String>>,
+    /// When devices were last asked for events; they are asked often by a busy service thread.
+    looked_at_devices: Mutex<Instant>,
 }
 
 impl VerbsFabric {
@@ -89,6 +93,7 @@ impl VerbsFabric {
             counters: Arc::default(),
             notes,
             told: Mutex::default(),
+            looked_at_devices: Mutex::new(Instant::now()),
         }))
     }
 
@@ -234,16 +239,21 @@ impl VerbsFabric {
         self.queues.read().iter().find(|queue| queue.token == token).cloned()
     }
 
-    fn forget(&self, endpoint: &Endpoint) {
-        if endpoint.queue.remove(endpoint) {
+    /// Takes an endpoint out and destroys its queue pair: when this returns the device does nothing for it any more.
+    fn destroy(&self, endpoint: Arc<Endpoint>) {
+        if endpoint.queue.remove(&endpoint) {
             self.queues.write().retain(|queue| !Arc::ptr_eq(queue, &endpoint.queue));
+        }
+        // Whoever found it before may still be in a call, which never blocks. Nobody finds it any more.
+        while Arc::strong_count(&endpoint) > 1 {
+            std::thread::yield_now();
         }
     }
 
     fn take_down(&self, made: Vec<Arc<Endpoint>>) {
         for endpoint in made {
             self.endpoints.remove(endpoint.id);
-            self.forget(&endpoint);
+            self.destroy(endpoint);
         }
     }
 }
@@ -269,7 +279,7 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         inline_bytes: least(|cap| cap.max_inline_bytes),
         default_lanes: rails::unpaired(&facts).lanes(config.lanes),
         stripe_min_bytes: STRIPE_MIN_BYTES,
-        immediate: true,
+        immediate: config.immediates,
         owner_revokes: false,
         needs_service: false,
         vram: false,
@@ -486,7 +496,18 @@ impl Fabric for VerbsFabric {
     fn disarm(&self) {}
 
     fn tend(&self) {
-        self.take_device_events();
+        let now = Instant::now();
+        let due = {
+            let mut last = self.looked_at_devices.lock();
+            let due = now.duration_since(*last) >= DEVICE_EVENTS_EVERY;
+            if due {
+                *last = now;
+            }
+            due
+        };
+        if due {
+            self.take_device_events();
+        }
     }
 
     fn fence(&self, endpoint: EndpointId) {
@@ -505,7 +526,7 @@ impl Fabric for VerbsFabric {
 
     fn destroy_endpoint(&self, endpoint: EndpointId) {
         if let Some(endpoint) = self.endpoints.remove(endpoint) {
-            self.forget(&endpoint);
+            self.destroy(endpoint);
         }
     }
 
