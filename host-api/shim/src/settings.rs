@@ -98,6 +98,15 @@ pub const SETTINGS: &[Setting] = &[
         what: "What they travel over.",
     },
     Setting {
+        name: "notify",
+        variable: "BATON_NOTIFY",
+        values: Values::OneOf(&["imm", "send"]),
+        default: Some("imm"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "What tells a peer that its blocks have arrived: immediates, or SENDs behind the data. Without immediates on either side: SENDs.",
+    },
+    Setting {
         name: "listen",
         variable: "BATON_LISTEN",
         values: Values::Text("an address, or address:port, or address:port-port; IPv6 in brackets"),

@@ -1,14 +1,14 @@
 //! Two sessions that talk to each other, and their driver: what `plugin/driver` does, without threads.
 
 use crate::Check;
-use crate::memory::EpochMemory;
+use crate::memory::{EpochMemory, Sizes};
 use baton_core::credit::CreditPage;
-use baton_core::notify::Carry;
+use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::{
     Action, EndReason, EndpointStats, Event, LaneSetup, RingId, Session, SessionLimits, SessionSetup,
 };
 use baton_core::{Epoch, Instance, LaneId, Nanos, SessionId};
-use baton_fabric::{EndpointConfig, EndpointId, Fabric, RecvSlot};
+use baton_fabric::{EndpointConfig, EndpointId, Fabric};
 use baton_fabric_sim::{Rng, SimFabric, SimWorld};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub(crate) struct Shape {
     pub sq_depth: u32,
     pub rq_depth: u32,
     pub ring_bytes: u32,
+    pub notify: NotifyMode,
     pub limits: SessionLimits,
 }
 
@@ -46,6 +47,7 @@ impl Shape {
             sq_depth: rng.between(4, 64) as u32,
             rq_depth: rng.between(1, 24) as u32,
             ring_bytes: [512, 768, 1024, 4096, 16384][rng.below(5) as usize],
+            notify: if rng.chance(1, 2) { NotifyMode::Send } else { NotifyMode::Immediate },
             limits,
         }
     }
@@ -91,11 +93,16 @@ impl Link {
         self.epoch += 1;
         self.faulted = false;
         let shape = self.shape;
-        let page = CreditPage::new(shape.lanes).bytes();
+        let sizes = Sizes {
+            lanes: shape.lanes,
+            ring_bytes: shape.ring_bytes,
+            page_bytes: CreditPage::new(shape.lanes).bytes(),
+            slots: if shape.notify == NotifyMode::Send { shape.rq_depth } else { 0 },
+        };
         let deadline = Instant::now();
         let mut made = Vec::new();
         for fabric in fabrics {
-            let memory = EpochMemory::new(world, fabric, shape.lanes, shape.ring_bytes, page)?;
+            let memory = EpochMemory::new(world, fabric, sizes)?;
             let mut endpoints = Vec::new();
             for nth in 0..=shape.lanes {
                 let config = EndpointConfig {
@@ -105,7 +112,7 @@ impl Link {
                     control: nth == 0,
                 };
                 let (id, address) = fabric.create_endpoint(&config).map_err(|e| e.to_string())?;
-                post_recvs(fabric, id, shape.rq_depth)?;
+                post_recvs(fabric, id, &memory, usize::from(nth), 0, shape.rq_depth)?;
                 endpoints.push((id, address));
             }
             made.push((memory, endpoints));
@@ -151,6 +158,7 @@ impl Link {
             peer_credit_addr,
             peer_credit_key,
             caps: fabric.caps(),
+            notify: shape.notify,
             limits: shape.limits,
             carry: std::mem::take(&mut self.sides[side].carry),
         }
@@ -158,8 +166,12 @@ impl Link {
 
     /// Above the limits a peer is left with the credit that it had: so much may still come, and no more.
     pub fn check_inbox(&self, side: usize) -> Check {
-        let Shape { lanes, rq_depth, ring_bytes, limits, .. } = self.shape;
-        let granted = u64::from(lanes) * u64::from(rq_depth) + u64::from(ring_bytes) / 64;
+        let Shape { lanes, rq_depth, ring_bytes, notify, limits, .. } = self.shape;
+        let standalone = match notify {
+            NotifyMode::Immediate => u64::from(ring_bytes) / 64,
+            NotifyMode::Send => u64::from(rq_depth),
+        };
+        let granted = u64::from(lanes) * u64::from(rq_depth) + standalone;
         let most = limits.unpopped_messages + granted * u64::from(self.epoch) + 1;
         let held = self.sides[side].inbox.len() as u64;
         if held > most {
@@ -212,11 +224,18 @@ impl Link {
     }
 }
 
-pub(crate) fn post_recvs(fabric: &SimFabric, endpoint: EndpointId, count: u32) -> Check {
+fn post_recvs(
+    fabric: &SimFabric,
+    endpoint: EndpointId,
+    memory: &EpochMemory,
+    index: usize,
+    first: u64,
+    count: u32,
+) -> Check {
     if count > fabric.caps().max_rq_depth {
         return Err(format!("{count} RECVs at once on {endpoint:?}"));
     }
-    let slots = vec![RecvSlot::default(); count as usize];
+    let slots: Vec<_> = (first..first + u64::from(count)).map(|n| memory.recv(index, n)).collect();
     fabric.post_recv(endpoint, &slots).map_err(|e| format!("post {count} RECVs on {endpoint:?}: {e}"))
 }
 
@@ -228,7 +247,11 @@ impl Open {
             let Some(action) = self.session.next_action(now, &self.memory) else { break };
             acted = true;
             match action {
-                Action::Recv { endpoint, count } => post_recvs(fabric, endpoint, count)?,
+                Action::Recv { endpoint, first, count } => {
+                    let index = self.endpoints.iter().position(|other| *other == endpoint);
+                    let index = index.ok_or_else(|| format!("RECVs for {endpoint:?} of nobody"))?;
+                    post_recvs(fabric, endpoint, &self.memory, index, first, count)?;
+                }
                 // The ledger has made room, so the simulator takes everything.
                 Action::Post { endpoint, batch } => {
                     fabric.post(endpoint, &batch).map_err(|e| format!("post on {endpoint:?}: {e}"))?;

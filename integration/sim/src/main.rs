@@ -1,5 +1,6 @@
 //! `baton-sim`: runs many seeds, says which ones fail, replays one.
 
+use baton_core::notify::NotifyMode;
 use baton_sim::{Failure, Options, Reached, run};
 use clap::Parser;
 use std::ops::Range;
@@ -24,9 +25,22 @@ struct Args {
     /// No deaths, no partitions, no wrong keys.
     #[arg(long)]
     no_faults: bool,
+    /// How completion is told, in place of what the seed chooses.
+    #[arg(long)]
+    notify: Option<Notify>,
+    /// Inline limit of the NICs in bytes, in place of what the seed chooses.
+    #[arg(long)]
+    inline: Option<u32>,
     /// Threads; a run never uses more than one.
     #[arg(long, default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     jobs: usize,
+}
+
+/// `--notify`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Notify {
+    Imm,
+    Send,
 }
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
@@ -37,7 +51,17 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let options = Options { steps: args.steps, faults: !args.no_faults, ..Options::default() };
+    let notify = args.notify.map(|notify| match notify {
+        Notify::Imm => NotifyMode::Immediate,
+        Notify::Send => NotifyMode::Send,
+    });
+    let options = Options {
+        steps: args.steps,
+        faults: !args.no_faults,
+        notify,
+        inline_bytes: args.inline,
+        ..Options::default()
+    };
     match args.replay {
         Some(seed) => replay(seed, options),
         None => sweep(&args, options),

@@ -1,111 +1,158 @@
-//! The rings and the credit page of one epoch in a node's simulated memory.
+//! The rings, the RECV slots and the credit page of one epoch in a node's simulated memory.
 
 use baton_core::LaneId;
-use baton_core::peer::{RingId, SessionMemory};
-use baton_fabric::{Fabric, Keys, Memory, MemoryKind};
+use baton_core::peer::{CREDIT_SLOT_BYTES, CREDIT_SLOTS, RingId, SessionMemory, slot_bytes};
+use baton_fabric::{Fabric, Keys, Memory, MemoryKind, RecvSlot};
 use baton_fabric_sim::{SimFabric, SimWorld};
 use std::time::Instant;
+
+/// What a RECV slot holds when it is posted: whoever reads it too late notices.
+const SPOILT: u8 = 0xEE;
+
+/// Sizes of what belongs to an epoch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub lanes: u8,
+    pub ring_bytes: u32,
+    pub page_bytes: usize,
+    /// RECV slots per endpoint; none where immediates tell.
+    pub slots: u32,
+}
+
+/// Memory that was allocated and registered.
+struct Area {
+    base: u64,
+    keys: Keys,
+}
 
 /// Owned by one side of a session; written by the peer, read by its session.
 pub(crate) struct EpochMemory {
     world: SimWorld,
     node: usize,
-    ring_bytes: u32,
-    page_bytes: usize,
-    inbound: u64,
-    staging: u64,
-    inbound_keys: Keys,
-    staging_keys: Keys,
-}
-
-fn rounded(bytes: usize) -> usize {
-    bytes.next_multiple_of(64)
+    sizes: Sizes,
+    /// Credit page, then the rings.
+    inbound: Area,
+    /// Mirror of the peer's rings.
+    staging: Area,
+    credit: Area,
+    slots: Option<Area>,
 }
 
 impl EpochMemory {
     /// Allocates and registers.
-    pub fn new(
-        world: &SimWorld,
-        fabric: &SimFabric,
-        lanes: u8,
-        ring_bytes: u32,
-        page_bytes: usize,
-    ) -> Result<Self, String> {
+    pub fn new(world: &SimWorld, fabric: &SimFabric, sizes: Sizes) -> Result<Self, String> {
         let node = fabric.node();
-        let page_bytes = rounded(page_bytes);
-        let rings = ring_bytes as usize * (1 + usize::from(lanes));
-        let inbound = world.alloc_aligned(node, page_bytes + rings);
-        let staging = world.alloc_aligned(node, rings);
-        let memory = |addr, len_bytes, remote_write| Memory {
-            addr,
-            len_bytes,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: false,
-            remote_write,
-            ordered: true,
+        let sizes = Sizes { page_bytes: sizes.page_bytes.next_multiple_of(64), ..sizes };
+        let endpoints = 1 + usize::from(sizes.lanes);
+        let rings = sizes.ring_bytes as usize * endpoints;
+        let area = |len: usize, remote_write| {
+            let base = world.alloc_aligned(node, len);
+            let memory = Memory {
+                addr: base,
+                len_bytes: len as u64,
+                kind: MemoryKind::Dram,
+                device: 0,
+                remote_read: false,
+                remote_write,
+                ordered: true,
+            };
+            let keys = fabric.register(&memory).map_err(|e| format!("register the rings: {e}"))?;
+            Ok::<_, String>(Area { base, keys })
         };
-        let error = |e| format!("register the rings: {e}");
-        let inbound_keys =
-            fabric.register(&memory(inbound, (page_bytes + rings) as u64, true)).map_err(error)?;
-        let staging_keys = fabric.register(&memory(staging, rings as u64, false)).map_err(error)?;
-        let world = world.clone();
-        Ok(EpochMemory { world, node, ring_bytes, page_bytes, inbound, staging, inbound_keys, staging_keys })
+        let slots = slot_bytes(sizes.ring_bytes) as usize * sizes.slots as usize * endpoints;
+        Ok(EpochMemory {
+            world: world.clone(),
+            node,
+            sizes,
+            inbound: area(sizes.page_bytes + rings, true)?,
+            staging: area(rings, false)?,
+            credit: area((CREDIT_SLOTS * CREDIT_SLOT_BYTES) as usize, false)?,
+            slots: (slots > 0).then(|| area(slots, false)).transpose()?,
+        })
     }
 
     /// Where the peer writes credit: address and key.
     pub fn page(&self) -> (u64, u64) {
-        (self.inbound, self.inbound_keys.remote)
+        (self.inbound.base, self.inbound.keys.remote)
     }
 
     /// Where the peer writes records: address and key.
     pub fn ring(&self, ring: RingId) -> (u64, u64) {
-        (self.inbound + (self.page_bytes + self.ring_at(ring)) as u64, self.inbound_keys.remote)
+        (self.inbound.base + (self.sizes.page_bytes + self.ring_at(ring)) as u64, self.inbound.keys.remote)
+    }
+
+    /// What the n-th RECV of an endpoint (control, then the lanes) is posted with.
+    pub fn recv(&self, endpoint: usize, n: u64) -> RecvSlot {
+        let Some(area) = &self.slots else { return RecvSlot::default() };
+        let id = (n % u64::from(self.sizes.slots)) as u32;
+        let len_bytes = slot_bytes(self.sizes.ring_bytes);
+        let addr = area.base + self.slot_at(endpoint, id);
+        self.world.store(self.node, addr, &vec![SPOILT; len_bytes as usize]);
+        RecvSlot { addr, local_key: area.keys.local, len_bytes, id }
+    }
+
+    fn slot_at(&self, endpoint: usize, slot: u32) -> u64 {
+        let nth = endpoint as u64 * u64::from(self.sizes.slots) + u64::from(slot);
+        nth * u64::from(slot_bytes(self.sizes.ring_bytes))
     }
 
     fn ring_at(&self, ring: RingId) -> usize {
-        self.ring_bytes as usize
-            * match ring {
-                RingId::Control => 0,
-                RingId::Lane(LaneId(lane)) => 1 + usize::from(lane),
-            }
+        self.sizes.ring_bytes as usize * endpoint(ring)
+    }
+
+    fn within_ring(&self, offset: u32, len: usize) {
+        assert!(offset as usize + len <= self.sizes.ring_bytes as usize, "beyond the end of a ring");
     }
 
     /// Gives everything back. Whoever still touches it stops the run.
     pub fn free(self, fabric: &SimFabric) -> Result<(), String> {
-        for keys in [self.inbound_keys, self.staging_keys] {
-            fabric.deregister(keys, Instant::now()).map_err(|e| format!("deregister the rings: {e}"))?;
+        for area in [Some(self.inbound), Some(self.staging), Some(self.credit), self.slots].iter().flatten() {
+            fabric.deregister(area.keys, Instant::now()).map_err(|e| format!("deregister the rings: {e}"))?;
+            self.world.free(self.node, area.base);
         }
-        self.world.free(self.node, self.inbound);
-        self.world.free(self.node, self.staging);
         Ok(())
+    }
+}
+
+fn endpoint(ring: RingId) -> usize {
+    match ring {
+        RingId::Control => 0,
+        RingId::Lane(LaneId(lane)) => 1 + usize::from(lane),
     }
 }
 
 impl SessionMemory for EpochMemory {
     fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]) {
-        assert!(
-            offset as usize + out.len() <= self.ring_bytes as usize,
-            "a record beyond the end of its ring"
-        );
-        let base = self.inbound + (self.page_bytes + self.ring_at(ring)) as u64;
+        self.within_ring(offset, out.len());
+        let base = self.inbound.base + (self.sizes.page_bytes + self.ring_at(ring)) as u64;
         self.world.load(self.node, base + u64::from(offset), out);
     }
 
     fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64) {
-        assert!(
-            offset as usize + bytes.len() <= self.ring_bytes as usize,
-            "a record beyond the end of its ring"
-        );
-        let addr = self.staging + (self.ring_at(ring) + offset as usize) as u64;
+        self.within_ring(offset, bytes.len());
+        let addr = self.staging.base + (self.ring_at(ring) + offset as usize) as u64;
         self.world.store(self.node, addr, bytes);
-        (addr, self.staging_keys.local)
+        (addr, self.staging.keys.local)
+    }
+
+    fn read_slot(&self, ring: RingId, slot: u32, offset: u32, out: &mut [u8]) {
+        let area = self.slots.as_ref().expect("only a session in send mode reads slots");
+        let inside = offset as usize + out.len() <= slot_bytes(self.sizes.ring_bytes) as usize;
+        assert!(slot < self.sizes.slots && inside, "beyond the end of slot {slot}");
+        self.world.load(self.node, area.base + self.slot_at(endpoint(ring), slot) + u64::from(offset), out);
+    }
+
+    fn stage_credit(&self, slot: u32, words: &[u8]) -> (u64, u64) {
+        assert!(slot < CREDIT_SLOTS && words.len() <= CREDIT_SLOT_BYTES as usize, "beyond a credit slot");
+        let addr = self.credit.base + u64::from(slot * CREDIT_SLOT_BYTES);
+        self.world.store(self.node, addr, words);
+        (addr, self.credit.keys.local)
     }
 
     fn load_credit(&self, word: usize) -> u64 {
         let mut bytes = [0; 8];
-        assert!(word * 8 + 8 <= self.page_bytes, "a word beyond the end of the credit page");
-        self.world.load(self.node, self.inbound + 8 * word as u64, &mut bytes);
+        assert!(word * 8 + 8 <= self.sizes.page_bytes, "a word beyond the end of the credit page");
+        self.world.load(self.node, self.inbound.base + 8 * word as u64, &mut bytes);
         u64::from_le_bytes(bytes)
     }
 }

@@ -1,5 +1,6 @@
 //! How to run, and what came of it.
 
+use baton_core::notify::NotifyMode;
 use baton_core::peer::Counters;
 use baton_fabric_sim::Sabotage;
 
@@ -10,13 +11,17 @@ pub struct Options {
     pub steps: u32,
     /// Endpoints and nodes die, networks partition, keys are wrong.
     pub faults: bool,
+    /// How completion is told; chosen by the seed, link by link, if nothing is said.
+    pub notify: Option<NotifyMode>,
+    /// Inline limit of the NICs; chosen by the seed if nothing is said.
+    pub inline_bytes: Option<u32>,
     /// A rule of the network to break, for tests of the checkers.
     pub sabotage: Option<Sabotage>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { steps: 1500, faults: true, sabotage: None }
+        Options { steps: 1500, faults: true, notify: None, inline_bytes: None, sabotage: None }
     }
 }
 

@@ -71,7 +71,7 @@ impl Swarm {
             stall_one_in: [0, 20, 200][rng.below(3) as usize],
             reorder_one_in: [0, 2, 5][rng.below(3) as usize],
             max_reads: rng.between(1, 16) as usize,
-            inline_bytes: [8, 64, 220][rng.below(3) as usize],
+            inline_bytes: options.inline_bytes.unwrap_or([0, 8, 64, 220][rng.below(4) as usize]),
             retry_timeout_ns: 20_000_000,
             sabotage: options.sabotage,
             ..SimConfig::default()
@@ -83,7 +83,8 @@ impl Swarm {
         let mut links = Vec::new();
         for a in 0..nodes {
             for b in a + 1..nodes {
-                let shape = Shape::random(&mut rng);
+                let mut shape = Shape::random(&mut rng);
+                shape.notify = options.notify.unwrap_or(shape.notify);
                 let sides = [Side::default(), Side::default()];
                 links.push(Link { nodes: [a, b], shape, epoch: 0, sides, faulted: false, suspect_until: 0 });
             }

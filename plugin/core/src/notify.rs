@@ -4,12 +4,16 @@ mod carry;
 mod inbound;
 mod record;
 mod ring;
+mod send;
+mod stage;
 mod window;
 
 pub use carry::{Carry, Standalone, UNCONNECTED_BYTES, UNCONNECTED_MESSAGES};
 pub use inbound::{Arrival, Inbound};
 pub use record::{RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};
 pub use ring::{Placement, RECORD_ALIGN, Ring};
+pub use send::{NotifyMode, SEND_HEADER_BYTES, SendError, SendHeader};
+pub use stage::{Stage, StagePlace};
 pub use window::NotifyWindow;
 
 #[cfg(test)]

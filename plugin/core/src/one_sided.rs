@@ -6,7 +6,8 @@
 //!   data and un-notified transfers pass it.
 //! * A transfer whose parts fit one slice each does both in one batch per lane (*whole*).
 //!
-//! A WRITE holds the last work request of every used lane but the record's back: it carries the TAIL. The record goes over the
+//! With immediates a WRITE holds the last work request of every used lane but the record's back: it carries the TAIL. In send mode a
+//! SEND behind the data does. The record goes over the
 //! first used lane, behind its data. A READ that cannot be whole posts a single RECORD once all its data has arrived: nothing is left for other
 //! lanes to tell.
 
@@ -14,13 +15,12 @@ mod transfers;
 
 use std::sync::Arc;
 
-use baton_fabric::{ExtraOp, Op};
+use baton_fabric::Op;
 
 use crate::ids::{LaneId, Nanos, XferSeq};
-use crate::notify::{RECORD_HEADER_BYTES, RecordHeader, RecordScope};
+use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope};
 use crate::peer::{
-    CancelOutcome, Cargo, Event, ExtraStep, PostStep, RingId, Session, SessionMemory, SubmitError,
-    XferFailure,
+    CancelOutcome, Cargo, Event, PostStep, RingId, Session, SessionMemory, SubmitError, XferFailure,
 };
 use crate::prepared::Prepared;
 use crate::sequence::{Imm, ImmKind, MAX_INCOMPLETE};
@@ -45,6 +45,8 @@ pub(crate) struct TailRun {
 pub(crate) enum Blocked {
     /// Send queue of a lane.
     Room(LaneId),
+    /// Staging ring of a lane.
+    Staging(LaneId),
     /// RECV credit of a lane.
     Recv(LaneId),
     /// Ring bytes of a lane.
@@ -64,7 +66,9 @@ impl Session {
         let transfer = &mut self.transfers[xfer];
         transfer.notified = message.is_some();
         transfer.message.extend_from_slice(message.unwrap_or_default());
-        let holds_back = transfer.notified && work.op() == Op::Write;
+        // Only an immediate needs a WRITE to ride on.
+        let holds_back =
+            transfer.notified && work.op() == Op::Write && self.setup.notify == NotifyMode::Immediate;
         for (nth, range) in work.lanes().iter().enumerate() {
             let stop = range.end - u32::from(holds_back && nth > 0);
             transfer.parts.push(Part { lane: range.lane, next: range.start, stop, end: range.end });
@@ -237,7 +241,7 @@ impl Session {
             let blocked = self.tail_blocked(xfer, parts)?;
             let raised = match blocked {
                 Blocked::Recv(lane) | Blocked::RingBytes(lane) => self.refresh(RingId::Lane(lane), mem),
-                Blocked::Room(_) => false,
+                Blocked::Room(_) | Blocked::Staging(_) => false,
             };
             if !raised {
                 return Some(blocked);
@@ -255,7 +259,11 @@ impl Session {
             if port.recv_out.available() < 1 {
                 return Some(Blocked::Recv(part.lane));
             }
-            let record_bytes = (RECORD_HEADER_BYTES + transfer.message.len()) as u32;
+            let record_bytes =
+                if nth == 0 { (RECORD_HEADER_BYTES + transfer.message.len()) as u32 } else { 0 };
+            if !port.can_stage(record_bytes) {
+                return Some(Blocked::Staging(part.lane));
+            }
             if nth == 0 && !port.has_credit_for_record(record_bytes) {
                 return Some(Blocked::RingBytes(part.lane));
             }
@@ -299,17 +307,17 @@ impl Session {
         let (bytes, fenced) = (sum_bytes(transfer.work(), start, end), op == Op::Read && whole);
         let tail = Imm::of(ImmKind::Tail, lanes, seq);
         let (imm, extra) = if nth == 0 {
-            let scope = RecordScope::Transfer { seq, lanes };
-            RecordHeader::encode(self.setup.epoch, scope, &transfer.message, &mut self.scratch);
             let imm = Imm::of(ImmKind::Record, lanes, seq);
-            (None, Some(self.place_record(ring, imm, fenced, mem)))
+            self.begin_payload(imm);
+            let scope = RecordScope::Transfer { seq, lanes };
+            let message = &self.transfers[xfer].message;
+            RecordHeader::encode(self.setup.epoch, scope, message, &mut self.scratch);
+            (None, Some(self.carry_record(ring, imm, fenced, mem)))
+        } else if op == Op::Write && !self.sends() {
+            self.port_mut(ring).recv_out.try_reserve(1).expect("a RECV was checked").commit();
+            (Some(tail.encode()), None)
         } else {
-            let port = self.port_mut(ring);
-            port.recv_out.try_reserve(1).expect("a RECV was checked").commit();
-            match op {
-                Op::Write => (Some(tail.encode()), None),
-                Op::Read => (None, Some(bare_tail(port.peer_ring_addr, port.peer_ring_key, tail, fenced))),
-            }
+            (None, Some(self.carry_tail(ring, tail, fenced, mem)))
         };
         PostStep {
             ring,
@@ -397,18 +405,6 @@ enum Whole {
     Wait,
     /// Something only the tails need is missing: its data goes ahead.
     Slices,
-}
-
-/// A zero-length WRITE that only carries the immediate.
-fn bare_tail(remote_addr: u64, remote_key: u64, tail: Imm, fenced: bool) -> ExtraStep {
-    ExtraStep {
-        op: ExtraOp::WriteImm(tail.encode()),
-        from_scratch: false,
-        staged: None,
-        remote_addr,
-        remote_key,
-        fenced,
-    }
 }
 
 fn sum_bytes(work: &Prepared, start: u32, end: u32) -> u64 {

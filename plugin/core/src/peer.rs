@@ -4,12 +4,14 @@
 //! The order of what [`Session::next_action`] yields is the protocol's order: RECVs before the credit that announces them, all tails of a
 //! transfer before anything else, standalone notifications and tails before data.
 
+mod carrier;
 mod control;
 mod inbound;
 mod port;
 mod setup;
 mod stats;
 
+pub use control::{CREDIT_SLOT_BYTES, CREDIT_SLOTS};
 pub use setup::*;
 
 pub(crate) use port::{Cargo, Flight, Port};
@@ -21,7 +23,7 @@ use baton_fabric::{Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp
 
 use crate::credit::CreditPage;
 use crate::ids::{LaneId, Nanos};
-use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES};
+use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES, SEND_HEADER_BYTES};
 use crate::one_sided::{TailRun, Transfers};
 use crate::prepared::Prepared;
 use control::{CreditOut, Outbox};
@@ -30,6 +32,11 @@ use inbound::Unpopped;
 /// Longest message that one record of a ring of that length carries.
 pub fn message_limit(ring_bytes: u32) -> usize {
     (ring_bytes as usize / 4).saturating_sub(RECORD_HEADER_BYTES)
+}
+
+/// Length of a RECV slot in send mode: header and the largest record of a ring of that length.
+pub const fn slot_bytes(ring_bytes: u32) -> u32 {
+    SEND_HEADER_BYTES as u32 + ring_bytes / 4
 }
 
 /// One session and epoch.
@@ -76,7 +83,7 @@ pub(crate) enum Step {
     /// See [`Action::Post`].
     Post(PostStep),
     /// See [`Action::Recv`].
-    Recv { endpoint: EndpointId, count: u32 },
+    Recv { endpoint: EndpointId, first: u64, count: u32 },
 }
 
 /// A batch without borrows.
@@ -100,13 +107,15 @@ pub(crate) struct ExtraStep {
     /// `false`: no bytes.
     pub(crate) from_scratch: bool,
     pub(crate) staged: Option<(u64, u64)>,
+    /// Where the staging ring stands behind it.
+    pub(crate) stage_end: Option<u64>,
     pub(crate) remote_addr: u64,
     pub(crate) remote_key: u64,
     pub(crate) fenced: bool,
 }
 
 impl Session {
-    /// Starts an epoch. The driver has already posted `rq_depth` empty RECVs on every endpoint.
+    /// Starts an epoch. The driver has already posted `rq_depth` RECVs on every endpoint: empty ones, in send mode slots 0 .. `rq_depth`.
     ///
     /// Panics where [`SessionSetup::check`] fails: ask it first about what a peer had a say in.
     pub fn new(mut setup: SessionSetup, now: Nanos) -> Session {
@@ -115,11 +124,10 @@ impl Session {
         }
         let lane_count = u8::try_from(setup.lanes.len()).expect("at most 64 lanes");
         let page = CreditPage::new(lane_count);
-        let control = Port::new(RingId::Control, &setup.control);
-        let lanes: Vec<Port> = (0..lane_count)
-            .zip(&setup.lanes)
-            .map(|(n, lane)| Port::new(RingId::Lane(LaneId(n)), lane))
-            .collect();
+        let port = |ring, lane| Port::new(ring, lane, setup.notify, setup.caps.inline_bytes);
+        let control = port(RingId::Control, &setup.control);
+        let lanes: Vec<Port> =
+            (0..lane_count).zip(&setup.lanes).map(|(n, lane)| port(RingId::Lane(LaneId(n)), lane)).collect();
         let rings = setup.lanes.iter().chain([&setup.control]).map(|lane| lane.ring_bytes);
         let message_limit = message_limit(rings.min().expect("there is a control endpoint"));
         let recv_total = setup.lanes.iter().map(|lane| u64::from(lane.rq_depth)).sum();
@@ -143,7 +151,7 @@ impl Session {
             inbound: Inbound::new(first, recv_total),
             seen: carry.seen,
             unpopped: Unpopped::new(carry.unpopped_messages, carry.unpopped_bytes),
-            scratch: Vec::with_capacity(message_limit + RECORD_HEADER_BYTES + 64),
+            scratch: Vec::with_capacity(message_limit + RECORD_HEADER_BYTES + SEND_HEADER_BYTES + 64),
             last_post: None,
             events: VecDeque::with_capacity(256),
             ended: None,
@@ -189,7 +197,7 @@ impl Session {
     pub fn next_action<'a>(&'a mut self, now: Nanos, mem: &dyn SessionMemory) -> Option<Action<'a>> {
         let step = self.decide(now, mem)?;
         Some(match step {
-            Step::Recv { endpoint, count } => Action::Recv { endpoint, count },
+            Step::Recv { endpoint, first, count } => Action::Recv { endpoint, first, count },
             Step::Post(post) => self.commit(now, post),
         })
     }
@@ -201,7 +209,7 @@ impl Session {
         if let Some(run) = self.tail_run.take() {
             return Some(Step::Post(self.continue_tails(run, mem)));
         }
-        if let Some(step) = self.decide_credit() {
+        if let Some(step) = self.decide_credit(mem) {
             return Some(step);
         }
         let post = self
@@ -225,6 +233,7 @@ impl Session {
             last_seq: first_seq + u64::from(n) - 1,
             bytes: post.bytes,
             signaled: post.signaled,
+            stage_end: post.extra.and_then(|extra| extra.stage_end),
             what: post.what,
         });
         if post.signaled {
@@ -292,7 +301,7 @@ impl Session {
             (CompletionKind::Send, status) => self.on_send_error(ring, completion.seq, status),
             (CompletionKind::RecvImm(imm), WcStatus::Success) => self.on_immediate(ring, imm, mem),
             (CompletionKind::RecvSend, WcStatus::Success) => {
-                self.violate(Violation::UnexpectedSend { ring, len_bytes: completion.len_bytes });
+                self.on_send(ring, completion.seq, completion.len_bytes, mem);
             }
             (_, status) => {
                 self.counters.flushed += 1;
@@ -312,6 +321,9 @@ impl Session {
             self.port_mut(ring).flights.pop_front();
             self.signaled_flights -= u32::from(flight.signaled);
             self.outstanding_bytes -= flight.bytes;
+            if let Some(end) = flight.stage_end {
+                self.port_mut(ring).stage.complete(end);
+            }
             match flight.what {
                 Cargo::Transfer { xfer, .. } => self.on_batch_done(now, xfer),
                 Cargo::Note => self.on_note_done(),

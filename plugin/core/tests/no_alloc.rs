@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_core::notify::Carry;
+use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::*;
 use baton_core::plan::{Pair, Plan, PlanLimits};
 use baton_core::prepared::{LaneSplit, Prepared};
@@ -48,12 +48,18 @@ impl SessionMemory for Page {
     fn stage_record(&self, _: RingId, offset: u32, _: &[u8]) -> (u64, u64) {
         (u64::from(offset), 5)
     }
+    fn read_slot(&self, _: RingId, _: u32, _: u32, _: &mut [u8]) {
+        panic!("nothing is received here");
+    }
+    fn stage_credit(&self, slot: u32, _: &[u8]) -> (u64, u64) {
+        (u64::from(slot), 6)
+    }
     fn load_credit(&self, _: usize) -> u64 {
         0
     }
 }
 
-fn session(lanes: u32) -> Session {
+fn session(lanes: u32, notify: NotifyMode) -> Session {
     let lane = |slot| LaneSetup {
         endpoint: EndpointId { slot, generation: 1 },
         sq_depth: 1024,
@@ -83,6 +89,7 @@ fn session(lanes: u32) -> Session {
             needs_service: false,
             vram: false,
         },
+        notify,
         limits: SessionLimits::default(),
         carry: Carry::default(),
     };
@@ -142,7 +149,12 @@ fn round(session: &mut Session, page: &Page, work: &Arc<Prepared>, message: Opti
 }
 
 fn check(name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
-    let mut session = session(lanes);
+    check_in(NotifyMode::Immediate, name, work, lanes, message);
+    check_in(NotifyMode::Send, name, work, lanes, message);
+}
+
+fn check_in(notify: NotifyMode, name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
+    let mut session = session(lanes, notify);
     for _ in 0..3 {
         assert_eq!(round(&mut session, &Page, work, message), 1);
     }
@@ -152,7 +164,7 @@ fn check(name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
         assert_eq!(round(&mut session, &Page, work, message), 1);
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    assert_eq!(allocations, 0, "{name}: allocations in {rounds} reposts");
+    assert_eq!(allocations, 0, "{name} with {notify:?}: allocations in {rounds} reposts");
 }
 
 #[test]
@@ -178,7 +190,7 @@ fn a_repost_allocates_nothing() {
 /// Prints, never asserts: `cargo test --release -p baton-core --test no_alloc -- --nocapture`.
 fn measure() {
     let work = prepared(Op::Write, 128, 1);
-    let mut session = session(1);
+    let mut session = session(1, NotifyMode::Immediate);
     let rounds = 200;
     let start = Instant::now();
     for _ in 0..rounds {

@@ -2,6 +2,7 @@
 
 mod toy;
 
+use baton_core::notify::NotifyMode;
 use baton_core::peer::*;
 use baton_core::sequence::{Imm, ImmKind};
 use baton_core::{LaneId, XferSeq};
@@ -576,5 +577,7 @@ fn a_setup_that_cannot_work_is_refused_by_name() {
     assert!(refusal(&|s| s.control.rq_depth = 0).contains("control rq_depth is 0"));
     assert!(refusal(&|s| s.lanes[0].ring_bytes = 700).contains("lane 0 ring_bytes is 700"));
     assert!(refusal(&|s| s.lanes.clear()).contains("number of lanes is 0"));
-    assert!(refusal(&|s| s.caps.inline_bytes = 7).contains("inline limit is 7"));
+    assert!(refusal(&|s| s.caps.immediate = false).contains("immediates of the fabric is 0"));
+    let many = |s: &mut SessionSetup| (s.notify, s.control.rq_depth) = (NotifyMode::Send, 1025);
+    assert!(refusal(&many).contains("control rq_depth is 1025"));
 }

@@ -4,6 +4,7 @@ mod toy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use baton_core::notify::NotifyMode;
 use baton_core::peer::{CancelOutcome, SubmitError, XferFailure};
 use baton_fabric::Op;
 use toy::{Config, Rng, World, pattern};
@@ -28,7 +29,8 @@ fn config(rng: &mut Rng) -> Config {
         sq: rng.pick(&[4, 5, 8, 16, 64]),
         rq: rng.pick(&[1, 2, 3, 8, 32]),
         ring: rng.pick(&[512, 1024, 4096]),
-        inline: rng.pick(&[8, 24, 64, 256]),
+        inline: rng.pick(&[0, 8, 24, 64, 256]),
+        notify: rng.pick(&[NotifyMode::Immediate, NotifyMode::Send]),
         data_bytes: 2 * (TRANSFERS as usize + 1) * SLOT,
         max_chunk: rng.pick(&[64, 200, 1000]),
         stripe_min: rng.pick(&[1, 300, 100_000]),

@@ -2,6 +2,7 @@
 
 use crate::listen::ListenSpec;
 use crate::threads::ThreadStart;
+use baton_core::notify::NotifyMode;
 use baton_core::wire::{HostId, MAX_CANDIDATES};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -24,6 +25,8 @@ pub struct Config {
     pub progress_thread: bool,
     /// How long it spins after the last work, 0 for never.
     pub spin_us: u32,
+    /// How completion is to be told; SENDs also where a fabric or a peer has no immediates.
+    pub notify: NotifyMode,
     /// Multiplies all protocol deadlines.
     pub timeout_scale: u32,
     /// What every thread of the engine does first.

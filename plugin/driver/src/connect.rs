@@ -255,7 +255,7 @@ impl Shared {
             let speaks = info.fabrics.iter().any(|name| name == fabric.name());
             let near_enough = fabric.name() != "local" || info.host == self.host;
             if speaks && near_enough && !excluded.contains(&index) {
-                match EndpointSet::create(fabric, index, Side::Active(None)) {
+                match EndpointSet::create(fabric, index, Side::Active(None), self.config.notify) {
                     Ok(set) => sets.push(set),
                     Err(e) => {
                         sets.into_iter().for_each(|made| self.abandon(made));

@@ -3,10 +3,11 @@
 use crate::err;
 use crate::error::Result;
 use crate::memory::{CREDIT_PAGE_BYTES, EpochMemory, RING_BYTES};
-use crate::peer::post_empty_recvs;
+use crate::peer::post_recvs;
 use baton_core::LaneId;
+use baton_core::notify::NotifyMode;
 use baton_core::peer::{LaneSetup, RingId};
-use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer};
+use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer, SEND_RQ_DEPTH};
 use baton_fabric::{EndpointConfig, EndpointId, Fabric, PeerView};
 use serde_json::Value;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub(crate) enum Side<'a> {
 
 impl Side<'_> {
     /// What to ask the fabric for: control first, then as many lanes as make sense. Never deeper and no more than the peer offers.
-    fn configs(&self, fabric: &dyn Fabric) -> Vec<EndpointConfig> {
+    fn configs(&self, fabric: &dyn Fabric, immediate: bool) -> Vec<EndpointConfig> {
         let caps = fabric.caps();
         let (lanes, theirs) = match self {
             Side::Active(address) => (fabric.lanes_for(*address), None),
@@ -55,6 +56,7 @@ impl Side<'_> {
             let control = index == 0;
             let (sq, rq) =
                 if control { (CONTROL_SQ_DEPTH, CONTROL_RQ_DEPTH) } else { (LANE_SQ_DEPTH, LANE_RQ_DEPTH) };
+            let rq = if immediate { rq } else { rq.min(SEND_RQ_DEPTH) };
             let limit = theirs.map(|offer| if control { &offer.control } else { &offer.lanes[index - 1] });
             EndpointConfig {
                 sq_depth: sq.min(caps.max_sq_depth).min(limit.map_or(u32::MAX, |l| l.sq_depth)),
@@ -96,8 +98,14 @@ impl Side<'_> {
 
 impl EndpointSet {
     /// Creates and fills everything: endpoints first, because their rails decide which keys of the rings the peer needs.
-    pub fn create(fabric: &Arc<dyn Fabric>, fabric_index: usize, side: Side<'_>) -> Result<EndpointSet> {
-        let configs = side.configs(&**fabric);
+    pub fn create(
+        fabric: &Arc<dyn Fabric>,
+        fabric_index: usize,
+        side: Side<'_>,
+        notify: NotifyMode,
+    ) -> Result<EndpointSet> {
+        let immediate = notify == NotifyMode::Immediate && fabric.caps().immediate;
+        let configs = side.configs(&**fabric, immediate);
         let (endpoints, addresses): (Vec<_>, Vec<_>) =
             side.create_endpoints(&**fabric, &configs)?.into_iter().unzip();
         let rails: Vec<u8> = endpoints.iter().map(|endpoint| fabric.rail(*endpoint)).collect();
@@ -122,6 +130,7 @@ impl EndpointSet {
             fabric: fabric.name().to_owned(),
             address: fabric.address(),
             max_message_bytes: u64::from(fabric.caps().max_message_bytes),
+            immediate,
             control,
             control_ring: ring_offer(&memory, RingId::Control),
             rings: (0..lanes.len())
@@ -136,8 +145,16 @@ impl EndpointSet {
     /// Posts the RECVs that both sides agreed on. They stand before the endpoint can receive anything.
     pub fn post_recvs(&self, agreed: &Agreed) -> Result<()> {
         let depths = std::iter::once(&agreed.control).chain(&agreed.lanes);
-        for (endpoint, depths) in self.endpoints.iter().zip(depths) {
-            post_empty_recvs(&*self.fabric, *endpoint, depths.rq_depth)?;
+        let used: Vec<_> = self.endpoints.iter().zip(depths).collect();
+        if agreed.notify == NotifyMode::Send {
+            let slots: Vec<_> = used
+                .iter()
+                .map(|(endpoint, depths)| (self.fabric.rail(**endpoint), depths.rq_depth))
+                .collect();
+            self.memory.make_slots(&slots)?;
+        }
+        for (index, (endpoint, depths)) in used.into_iter().enumerate() {
+            post_recvs(&*self.fabric, *endpoint, &self.memory, index, 0, depths.rq_depth)?;
         }
         Ok(())
     }

@@ -26,12 +26,14 @@ mod revoke;
 mod selfcopy;
 mod service;
 mod shared;
+mod slots;
 mod spin;
 mod stats;
 mod threads;
 mod transfer;
 mod work;
 
+pub use baton_core::notify::NotifyMode;
 pub use config::{Candidate, Config};
 pub use engine::Driver;
 pub use error::{Code, Error, Result};

@@ -251,7 +251,7 @@ impl Shared {
             let made = fabric
                 .reach(&offer.address, deadline)
                 .map_err(|why| err!(RemoteDisconnect, "{why}"))
-                .and_then(|()| EndpointSet::create(fabric, index, Side::Passive(offer)));
+                .and_then(|()| EndpointSet::create(fabric, index, Side::Passive(offer), self.config.notify));
             match made {
                 Ok(set) => {
                     self.note_fallback(&received.hello.name, &offer.fabric, &reasons);

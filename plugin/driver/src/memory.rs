@@ -1,23 +1,25 @@
-//! Memory that the engine itself owns: the rings and the credit page of one epoch.
+//! Memory that the engine itself owns: the rings, the credit page and the RECV slots of one epoch.
 
+use crate::slots::Slots;
 use baton_core::LaneId;
-use baton_core::peer::{RingId, SessionMemory};
-use baton_fabric::{Fabric, FabricError, Keys, Memory, MemoryKind};
+use baton_core::peer::{CREDIT_SLOT_BYTES, CREDIT_SLOTS, RingId, SessionMemory};
+use baton_fabric::{Fabric, FabricError, Keys, Memory, MemoryKind, RecvSlot};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Bytes of a record ring, per lane and for control (PROTOCOL §3).
 pub const RING_BYTES: u32 = 32 * 1024;
 /// Bytes of the credit page.
 pub const CREDIT_PAGE_BYTES: usize = 4096;
+const _: () = assert!((CREDIT_SLOTS * CREDIT_SLOT_BYTES) as usize <= CREDIT_PAGE_BYTES);
 /// Longest wait for memory that nobody uses to be withdrawn again.
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
 
 /// Anonymous zeroed pages, unmapped on drop.
-struct Pages {
+pub(crate) struct Pages {
     base: NonNull<u8>,
     len_bytes: usize,
 }
@@ -28,7 +30,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    fn new(len_bytes: usize) -> Result<Pages, FabricError> {
+    pub fn new(len_bytes: usize) -> Result<Pages, FabricError> {
         // SAFETY: a fresh private mapping that aliases nothing.
         let base = unsafe {
             mmap_anonymous(
@@ -44,7 +46,7 @@ impl Pages {
         Ok(Pages { base, len_bytes })
     }
 
-    fn addr(&self) -> u64 {
+    pub fn addr(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
@@ -56,6 +58,24 @@ impl Pages {
         );
         // SAFETY: in bounds and aligned (checked above); the pages live as long as `self`.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Pages {
+    // A peer or a NIC may write at any time, so everything is copied with atomic loads before it is checked.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        for (i, chunk) in out.chunks_mut(8).enumerate() {
+            let word = self.word(offset + 8 * i).load(Ordering::Relaxed).to_ne_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0u8; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(offset + 8 * i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
     }
 }
 
@@ -71,9 +91,10 @@ impl Drop for Pages {
 /// Rings, staging areas and credit page of one epoch, registered with the session's fabric.
 ///
 /// ```text
-/// inbound:  | credit page | control ring | lane 0 ring | lane 1 ring | …     written by the peer
-/// staging:  | control ring | lane 0 ring | …                                   read by the fabric; mirrors the peer's rings
+/// inbound:  | credit page  | control ring | lane 0 ring | lane 1 ring | …     written by the peer
+/// staging:  | credit slots | control ring | lane 0 ring | …                   read by the fabric; mirrors the peer's rings
 /// ```
+/// In send mode the rings of the inbound area lie idle, and what the peer sends arrives in RECV slots.
 pub struct EpochMemory {
     inbound: Pages,
     staging: Pages,
@@ -81,6 +102,8 @@ pub struct EpochMemory {
     staging_keys: Keys,
     /// Control, then the lanes.
     rings: Box<[RingKeys]>,
+    /// Only in send mode, which is known once the peer has answered.
+    slots: OnceLock<Slots>,
     fabric: Arc<dyn Fabric>,
 }
 
@@ -89,7 +112,7 @@ pub struct EpochMemory {
 struct RingKeys {
     /// For the peer, which writes it; the control ring's serves the credit page as well.
     inbound: u64,
-    /// For own work requests that read the staging area.
+    /// For own work requests that read the staging area; the control ring's serves the credit slots as well.
     staging: u64,
 }
 
@@ -98,7 +121,7 @@ impl EpochMemory {
     pub fn new(fabric: &Arc<dyn Fabric>, rails: &[u8]) -> Result<EpochMemory, FabricError> {
         let rings_bytes = RING_BYTES as usize * rails.len();
         let inbound = Pages::new(CREDIT_PAGE_BYTES + rings_bytes)?;
-        let staging = Pages::new(rings_bytes)?;
+        let staging = Pages::new(CREDIT_PAGE_BYTES + rings_bytes)?;
         let describe = |pages: &Pages, remote_write| Memory {
             addr: pages.addr(),
             len_bytes: pages.len_bytes as u64,
@@ -119,7 +142,8 @@ impl EpochMemory {
         match ring_keys(&**fabric, rails, inbound_keys, staging_keys) {
             Ok(rings) => {
                 let fabric = Arc::clone(fabric);
-                Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, rings, fabric })
+                let slots = OnceLock::new();
+                Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, rings, slots, fabric })
             }
             Err(e) => {
                 take_back(&**fabric, inbound_keys);
@@ -140,8 +164,25 @@ impl EpochMemory {
         (addr, self.rings[ring_index(ring)].inbound)
     }
 
-    /// Withdraws both registrations; the memory may be dropped after `Ok`.
+    /// Send mode: makes the RECV slots, for endpoints given as (rail, depth).
+    pub fn make_slots(&self, endpoints: &[(u8, u32)]) -> Result<(), FabricError> {
+        let slots = Slots::new(&*self.fabric, endpoints)?;
+        self.slots.set(slots).map_err(|again| {
+            take_back(&*self.fabric, again.keys());
+            FabricError::Invalid("the RECV slots of an epoch are made once".into())
+        })
+    }
+
+    /// What the n-th RECV of an endpoint (control, then the lanes) is posted with: a slot in send mode, else nothing.
+    pub fn recv(&self, endpoint: usize, n: u64) -> RecvSlot {
+        self.slots.get().map_or_else(RecvSlot::default, |slots| slots.recv(endpoint, n))
+    }
+
+    /// Withdraws all registrations; the memory may be dropped after `Ok`.
     pub fn deregister(&self, deadline: Instant) -> Result<(), FabricError> {
+        if let Some(slots) = self.slots.get() {
+            self.fabric.deregister(slots.keys(), deadline)?;
+        }
         self.fabric.deregister(self.inbound_keys, deadline)?;
         self.fabric.deregister(self.staging_keys, deadline)
     }
@@ -170,12 +211,12 @@ fn ring_keys(
     let mut keys = Vec::with_capacity(rails.len());
     for (index, rail) in rails.iter().enumerate() {
         let base = index as u64 * ring;
-        // The credit page lies in front of the control ring and has its key.
+        // The credit page lies in front of the control ring and has its key; so do the slots for credit words.
         let (from, len) = match index {
             0 => (0, CREDIT_PAGE_BYTES as u64 + ring),
             _ => (CREDIT_PAGE_BYTES as u64 + base, ring),
         };
-        let found = inbound.remote_key(*rail, from, len).zip(staging.local_key(*rail, base, ring));
+        let found = inbound.remote_key(*rail, from, len).zip(staging.local_key(*rail, from, len));
         let (inbound, staging) = found.ok_or_else(|| {
             FabricError::Limit(format!(
                 "fabric {}: ring {index} of a session needs {len} bytes at offset {from} in one segment of rail {rail}; \
@@ -191,30 +232,33 @@ fn ring_keys(
 }
 
 /// Nobody has seen these keys yet, so nothing can be using them.
-fn take_back(fabric: &dyn Fabric, keys: Keys) {
+pub(crate) fn take_back(fabric: &dyn Fabric, keys: Keys) {
     if let Err(e) = fabric.deregister(keys, Instant::now() + TAKE_BACK_WAIT) {
         tracing::error!("taking back the rings of a session on fabric {}: {e}", fabric.name());
     }
 }
 
 impl SessionMemory for EpochMemory {
-    // The ring is memory that a peer can write at any time, so it is copied with atomic loads before anything is checked.
     fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]) {
-        let base = CREDIT_PAGE_BYTES + ring_base(ring) + offset as usize;
-        for (i, chunk) in out.chunks_mut(8).enumerate() {
-            let word = self.inbound.word(base + 8 * i).load(Ordering::Relaxed).to_ne_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
+        self.inbound.read(CREDIT_PAGE_BYTES + ring_base(ring) + offset as usize, out);
     }
 
     fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64) {
-        let base = ring_base(ring) + offset as usize;
-        for (i, chunk) in bytes.chunks(8).enumerate() {
-            let mut word = [0u8; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.staging.word(base + 8 * i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
-        }
+        let base = CREDIT_PAGE_BYTES + ring_base(ring) + offset as usize;
+        self.staging.write(base, bytes);
         (self.staging.addr() + base as u64, self.rings[ring_index(ring)].staging)
+    }
+
+    fn read_slot(&self, ring: RingId, slot: u32, offset: u32, out: &mut [u8]) {
+        let slots = self.slots.get().expect("only a session in send mode reads slots");
+        slots.read(ring_index(ring), slot, offset, out);
+    }
+
+    fn stage_credit(&self, slot: u32, words: &[u8]) -> (u64, u64) {
+        assert!(slot < CREDIT_SLOTS && words.len() <= CREDIT_SLOT_BYTES as usize, "credit slot {slot}");
+        let base = (slot * CREDIT_SLOT_BYTES) as usize;
+        self.staging.write(base, words);
+        (self.staging.addr() + base as u64, self.rings[0].staging)
     }
 
     fn load_credit(&self, word: usize) -> u64 {

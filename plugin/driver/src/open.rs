@@ -8,6 +8,7 @@ use crate::peer::{Channel, Conn, Peer, PeerState};
 use crate::shared::Shared;
 use baton_core::Epoch;
 use baton_core::lifeline::Lifeline as Watch;
+use baton_core::notify::NotifyMode;
 use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,7 @@ impl Shared {
         let now = self.clock.now();
         peer.rename(&made.established.peer_name);
         let setup = self.session_setup(peer, &mut state, &made);
+        self.tell_send_mode(peer, &mut state, &made);
         let session = match setup {
             Ok(setup) => Session::new(setup, now),
             Err(e) => {
@@ -50,11 +52,12 @@ impl Shared {
         .map(Arc::new);
         set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
         tracing::info!(
-            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}",
+            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}{}",
             peer.name(),
             peer.instance,
             established.epoch.0,
             theirs.fabric,
+            if agreed.notify == NotifyMode::Send { ", notifications by SEND" } else { "" },
             if verified { "" } else { ", inbound only until its connection information is loaded" }
         );
         state.conn = Conn::Open(Box::new(Channel {
@@ -93,11 +96,35 @@ impl Shared {
             peer_credit_addr: made.theirs.credit_page.addr,
             peer_credit_key: made.theirs.credit_page.key,
             caps: made.set.fabric.caps(),
+            notify: made.agreed.notify,
             limits: SessionLimits { stall_ms, ..defaults },
             carry: baton_core::notify::Carry::default(),
         };
         setup.check().map_err(|e| err!(Protocol, "what the peer offers makes no session: {e}"))?;
         Ok(SessionSetup { carry: state.take_carry(made.established.resumed), ..setup })
+    }
+
+    /// Says once per peer why SENDs take the place of immediates.
+    fn tell_send_mode(&self, peer: &Peer, state: &mut PeerState, made: &Made) {
+        if made.agreed.notify == NotifyMode::Immediate || std::mem::replace(&mut state.send_mode_told, true) {
+            return;
+        }
+        let name = peer.name();
+        if self.config.notify == NotifyMode::Send {
+            return tracing::info!("notifications with {name} go by SEND, as configured");
+        }
+        self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
+        if made.set.offer.immediate {
+            tracing::warn!(
+                "notifications with {name} go by SEND: it offers no immediates on fabric {}",
+                made.theirs.fabric
+            );
+        } else {
+            tracing::warn!(
+                "notifications with {name} go by SEND: fabric {} has no immediates here",
+                made.theirs.fabric
+            );
+        }
     }
 
     fn after_open(

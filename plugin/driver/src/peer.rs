@@ -60,6 +60,8 @@ pub(crate) struct PeerState {
     /// Error of the last failed attempt.
     pub last_error: Option<Error>,
     pub epochs_ended: u64,
+    /// It was said why SENDs take the place of immediates.
+    pub send_mode_told: bool,
     /// REVOKEs that are acknowledged when these transfers have ended.
     pub revokes: Vec<(u64, Vec<Arc<Xfer>>)>,
     /// Taken out of the engine's table: whoever still holds it must look the instance up again.
@@ -144,6 +146,7 @@ impl Peer {
                 retry_at: None,
                 last_error: None,
                 epochs_ended: 0,
+                send_mode_told: false,
                 revokes: Vec::new(),
                 forgotten: false,
             }),
@@ -359,8 +362,11 @@ impl Shared {
                         channel.session.on_post_failed(endpoint, e.taken);
                     }
                 }
-                Action::Recv { endpoint, count } => {
-                    if let Err(e) = post_empty_recvs(&*channel.fabric, endpoint, count) {
+                Action::Recv { endpoint, first, count } => {
+                    let index = channel.endpoints.iter().position(|other| *other == endpoint);
+                    let index = index.expect("a session names its own endpoints");
+                    let (fabric, memory) = (&*channel.fabric, &*channel.memory);
+                    if let Err(e) = post_recvs(fabric, endpoint, memory, index, first, count) {
                         failed = Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
                     }
                 }
@@ -421,14 +427,24 @@ impl Shared {
     }
 }
 
-/// Posts `count` RECVs that serve immediates only.
-pub(crate) fn post_empty_recvs(fabric: &dyn Fabric, endpoint: EndpointId, count: u32) -> Result<()> {
-    const EMPTY: [RecvSlot; 64] = [RecvSlot { addr: 0, local_key: 0, len_bytes: 0, id: 0 }; 64];
-    let mut left = count as usize;
-    while left > 0 {
-        let n = left.min(EMPTY.len());
-        fabric.post_recv(endpoint, &EMPTY[..n])?;
-        left -= n;
+/// Posts `count` RECVs of an endpoint, the `index`-th of its session, that come behind the first `first`.
+pub(crate) fn post_recvs(
+    fabric: &dyn Fabric,
+    endpoint: EndpointId,
+    memory: &EpochMemory,
+    index: usize,
+    first: u64,
+    count: u32,
+) -> Result<()> {
+    let mut slots = [RecvSlot::default(); 64];
+    let mut done = 0;
+    while done < count {
+        let n = (count - done).min(slots.len() as u32);
+        for (slot, nth) in slots.iter_mut().zip(first + u64::from(done)..).take(n as usize) {
+            *slot = memory.recv(index, nth);
+        }
+        fabric.post_recv(endpoint, &slots[..n as usize])?;
+        done += n;
     }
     Ok(())
 }

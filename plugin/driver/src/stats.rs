@@ -28,6 +28,7 @@ impl Shared {
             "fabrics_enabled": self.fabrics.iter().map(|fabric| fabric.name()).collect::<Vec<_>>(),
             "progress_thread": self.config.progress_thread,
             "spin_us": self.config.spin_us,
+            "notify": self.config.notify,
             "timeout_scale": self.config.timeout_scale,
             "threads": self.threads.names(),
             "regions": { "local": registry.local_regions, "remote": registry.remote_regions, "refused": registry.refused },

@@ -72,6 +72,7 @@ fn hello_of(sender: Instance, to: Instance) -> Hello {
             fabric: "tcp".into(),
             address: serde_json::json!({}),
             max_message_bytes: 1 << 20,
+            immediate: true,
             control: endpoint.clone(),
             lanes: vec![endpoint],
             control_ring: memory,

@@ -1,4 +1,4 @@
-//! Two engines of one process over each software fabric.
+//! Two engines of one process over each software fabric, with immediates and with SENDs.
 
 mod common;
 
@@ -12,6 +12,8 @@ macro_rules! on_each_fabric {
         $($(#[$attr])* fn $name($fabric: &str) $body)*
         mod local { $(#[test] fn $name() { super::$name("local"); })* }
         mod tcp { $(#[test] fn $name() { super::$name("tcp"); })* }
+        mod local_by_send { $(#[test] fn $name() { super::$name("local send"); })* }
+        mod tcp_by_send { $(#[test] fn $name() { super::$name("tcp send"); })* }
     };
 }
 
@@ -271,6 +273,35 @@ on_each_fabric! {
         }
         let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("json");
         assert_eq!(stats["counters"]["sessions_opened"], 1, "{stats}");
+    }
+}
+
+#[test]
+fn one_side_that_wants_sends_decides_for_both_and_the_other_says_so_once() {
+    for (ours, theirs) in [("tcp send", "tcp"), ("tcp", "tcp send")] {
+        let (a, b) = (engine("a", &[ours]), engine("b", &[theirs]));
+        a.load_remote(Some("b"), b.conn_info()).expect("load b");
+        b.load_remote(Some("a"), a.conn_info()).expect("load a");
+        let (source, target) = (Buffer::new(&a, 64 * 1024, 1), Buffer::new(&b, 64 * 1024, 2));
+        let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 4096);
+        // More than there are RECVs, so that every slot is used again.
+        for round in 0..300u32 {
+            a.post(&xfer, Some(&round.to_le_bytes())).expect("post");
+            b.notify("a", &round.to_le_bytes()).expect("notify");
+            done(&a, &xfer);
+            assert_eq!(notification(&b).message, round.to_le_bytes());
+            assert_eq!(notification(&a).message, round.to_le_bytes());
+        }
+        assert_eq!(target.read(), reversed(&source.read(), 4096));
+        target.assert_guards();
+        for engine in [&a, &b] {
+            let stats: serde_json::Value = serde_json::from_str(&engine.stats()).expect("json");
+            let session = &stats["peers"][0]["session"]["protocol"];
+            assert_eq!(session["notify"], "send", "{stats}");
+            assert_eq!(session["endpoints"][1]["ring_consumed"], 0, "{stats}");
+            let fell_back = u64::from(stats["notify"] == "imm");
+            assert_eq!(stats["counters"]["fallbacks"], fell_back, "{stats}");
+        }
     }
 }
 

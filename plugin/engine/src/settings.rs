@@ -1,7 +1,7 @@
 //! Settings as the host shim hands them over → the driver's configuration and the list of fabrics.
 
 use baton_abi::{BATON_CREATE_PROGRESS_THREAD, BatonCreateOptions, BatonSetting};
-use baton_driver::{Candidate, Config, Error, ListenSpec, err};
+use baton_driver::{Candidate, Config, Error, ListenSpec, NotifyMode, err};
 use baton_fabric::Fabric;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 use baton_fabric_soft::tcp::net_addr::{NetAddr, PortRange, local_candidates};
@@ -9,7 +9,7 @@ use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-const KEYS: &str = "backend, fabric, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
+const KEYS: &str = "backend, fabric, notify, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
     ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey";
 /// Largest factor for protocol deadlines.
 const MAX_TIMEOUT_SCALE: u32 = 1000;
@@ -20,6 +20,7 @@ const MAX_SPIN_US: u32 = 1_000_000;
 pub struct Settings {
     backend: String,
     fabric: String,
+    notify: NotifyMode,
     listen: Option<NetAddr>,
     advertise: Vec<NetAddr>,
     ptrace_any: bool,
@@ -84,6 +85,7 @@ impl Default for Settings {
         Settings {
             backend: "auto".into(),
             fabric: "auto".into(),
+            notify: NotifyMode::Immediate,
             listen: None,
             advertise: Vec::new(),
             ptrace_any: false,
@@ -115,6 +117,11 @@ impl Settings {
             "fabric" => match value {
                 "auto" | "verbs" | "local" | "tcp" => self.fabric = value.into(),
                 _ => return Err(err!(InvalidParam, "fabric {value:?}: valid are auto, verbs, local, tcp")),
+            },
+            "notify" => match value {
+                "imm" => self.notify = NotifyMode::Immediate,
+                "send" => self.notify = NotifyMode::Send,
+                _ => return Err(err!(InvalidParam, "notify {value:?}: valid are imm, send")),
             },
             "listen" if value.is_empty() => self.listen = None,
             "listen" => self.listen = Some(value.parse().map_err(|e| err!(InvalidParam, "listen: {e}"))?),
@@ -189,6 +196,7 @@ impl Settings {
                 .collect(),
             progress_thread: flags & BATON_CREATE_PROGRESS_THREAD != 0,
             spin_us: self.spin_us.unwrap_or(default_spin_us),
+            notify: self.notify,
             timeout_scale: self.timeout_scale,
             thread_start: None,
         }

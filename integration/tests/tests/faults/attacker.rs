@@ -83,6 +83,7 @@ fn hello(victim: &ConnInfo, as_instance: Instance, name: &str, address: Value, t
             fabric: "tcp".into(),
             address,
             max_message_bytes: 1 << 20,
+            immediate: true,
             control: endpoint.clone(),
             lanes: vec![endpoint],
             control_ring: memory,

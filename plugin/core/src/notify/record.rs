@@ -97,14 +97,14 @@ pub enum RecordError {
 }
 
 impl RecordHeader {
-    /// Appends header and message to `out`, which is cleared first.
+    /// Appends header and message to `out`.
     pub fn encode(epoch: Epoch, scope: RecordScope, message: &[u8], out: &mut Vec<u8>) {
         let len = u32::try_from(message.len()).expect("a record is shorter than 4 GiB");
         let (lanes, seq, notify_seq) = match scope {
             RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
             RecordScope::Standalone { seq } => (1, 0, seq.0),
         };
-        out.clear();
+        let begin = out.len();
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&[VERSION, lanes, 0, 0]);
         out.extend_from_slice(&epoch.0.to_le_bytes());
@@ -115,10 +115,10 @@ impl RecordHeader {
         for field in [0u32, 1, len, len] {
             out.extend_from_slice(&field.to_le_bytes());
         }
-        debug_assert_eq!(out.len(), RECORD_HEADER_BYTES);
+        debug_assert_eq!(out.len() - begin, RECORD_HEADER_BYTES);
         out.extend_from_slice(message);
-        let crc = crc32c::crc32c(out);
-        out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&out[begin..]);
+        out[begin + CRC_AT..begin + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
     /// Reads a header; `limit` is the longest message that fits a record. The checksum is [`RecordHeader::check`]'s.

@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -18,12 +20,48 @@ fn scopes() -> impl Strategy<Value = RecordScope> {
 proptest! {
     #[test]
     fn a_record_survives_the_wire(epoch in any::<u32>(), scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..300)) {
-        let mut record = vec![1, 2, 3];
-        RecordHeader::encode(Epoch(epoch), scope, &message, &mut record);
+        let mut out = vec![1, 2, 3];
+        RecordHeader::encode(Epoch(epoch), scope, &message, &mut out);
+        prop_assert_eq!(&out[..3], [1, 2, 3].as_slice());
+        let record = &out[3..];
         prop_assert_eq!(record.len(), RECORD_HEADER_BYTES + message.len());
-        let header = RecordHeader::decode(&header_of(&record), Epoch(epoch), 300).unwrap();
+        let header = RecordHeader::decode(&header_of(record), Epoch(epoch), 300).unwrap();
         prop_assert_eq!((header.scope, header.len as usize), (scope, message.len()));
-        prop_assert_eq!(header.check(&header_of(&record), &record[RECORD_HEADER_BYTES..]), Ok(()));
+        prop_assert_eq!(header.check(&header_of(record), &record[RECORD_HEADER_BYTES..]), Ok(()));
+    }
+
+    #[test]
+    fn places_in_a_staging_ring_never_overlap_while_their_sends_are_in_flight(
+        size in prop::sample::select(vec![512u32, 1024, 32768]),
+        steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200),
+    ) {
+        let mut stage = Stage::new(size);
+        let mut in_flight: VecDeque<(u64, u64, u64)> = VecDeque::new();
+        for (send, len) in steps {
+            let len = 1 + len.index((size / 4) as usize) as u32;
+            let place = stage.place(len).filter(|_| send);
+            if let Some(place) = place {
+                let (begin, end) = (u64::from(place.offset), u64::from(place.offset + len));
+                prop_assert!(end <= u64::from(size) && begin % 64 == 0);
+                prop_assert!(in_flight.iter().all(|&(from, to, _)| end <= from || begin >= to));
+                stage.take(place);
+                in_flight.push_back((begin, end, place.end));
+            } else if let Some((_, _, done)) = in_flight.pop_front() {
+                stage.complete(done);
+            } else {
+                prop_assert!(!send, "an empty ring takes anything");
+            }
+        }
+        in_flight.back().iter().for_each(|(_, _, done)| stage.complete(*done));
+        prop_assert_eq!(stage.in_use(), 0);
+    }
+
+    #[test]
+    fn a_send_header_survives_the_wire(imm in any::<u32>(), epoch in any::<u32>()) {
+        let header = SendHeader { imm, epoch: Epoch(epoch) };
+        let mut out = Vec::new();
+        header.encode(&mut out);
+        prop_assert_eq!(SendHeader::decode(out[..].try_into().unwrap()), header);
     }
 
     #[test]

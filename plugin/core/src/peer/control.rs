@@ -8,11 +8,17 @@ use super::port::Cargo;
 use super::{Event, ExtraStep, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure};
 use crate::credit::{CreditWord, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
-use crate::notify::{RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone};
+use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone};
 use crate::sequence::{Imm, ImmKind};
 
 /// Send-queue entries of the control endpoint that only credit words use.
 const CREDIT_ENTRIES: u32 = 8;
+
+/// Staging slots for credit words, where the fabric cannot inline one: as many as can be in flight.
+pub const CREDIT_SLOTS: u32 = CREDIT_ENTRIES;
+
+/// Length of such a slot.
+pub const CREDIT_SLOT_BYTES: u32 = 64;
 
 /// At the latest every n-th credit write is signaled.
 const CREDIT_SIGNAL_EVERY: u32 = 4;
@@ -114,6 +120,8 @@ pub(crate) struct CreditOut {
     pub(crate) check: bool,
     /// Tell everything, however little.
     flush: bool,
+    /// Credit writes ever posted. In flight are the last `in_flight` of them, fewer than there are slots before each.
+    posted: u64,
     /// Credit writes in flight.
     pub(crate) in_flight: u32,
     entries: u32,
@@ -127,6 +135,7 @@ impl CreditOut {
         CreditOut {
             check: false,
             flush: false,
+            posted: 0,
             in_flight: 0,
             entries,
             // Half of the entries at most, so that a completion is always on its way before they run out.
@@ -189,9 +198,8 @@ impl Session {
 
     /// The next standalone notification: ring bytes, then a RECV, then an entry that credit does not need.
     pub(crate) fn decide_note(&mut self, mem: &dyn SessionMemory) -> Option<PostStep> {
-        let note = self.outbox.queue.get(self.outbox.posted)?;
-        let record_bytes = (RECORD_HEADER_BYTES + note.one.message.len()) as u32;
-        if !self.has_room_for_note() {
+        let record_bytes = self.first_waiting_bytes()?;
+        if !self.has_room_for_note(record_bytes) {
             return None;
         }
         if !self.control.has_credit_for_record(record_bytes) {
@@ -200,13 +208,14 @@ impl Session {
                 return None;
             }
         }
+        let imm = Imm::of(ImmKind::Record, 1, XferSeq(0));
+        self.begin_payload(imm);
         let note = &self.outbox.queue[self.outbox.posted];
         let scope = RecordScope::Standalone { seq: note.one.seq };
         RecordHeader::encode(self.setup.epoch, scope, &note.one.message, &mut self.scratch);
         self.outbox.posted += 1;
         self.counters.notifications_sent += 1;
-        let imm = Imm::of(ImmKind::Record, 1, XferSeq(0));
-        let extra = self.place_record(RingId::Control, imm, false, mem);
+        let extra = self.carry_record(RingId::Control, imm, false, mem);
         Some(PostStep {
             ring: RingId::Control,
             work: None,
@@ -218,42 +227,20 @@ impl Session {
         })
     }
 
-    fn has_room_for_note(&self) -> bool {
+    fn has_room_for_note(&self, record_bytes: u32) -> bool {
         let for_credit = self.credit_out.entries.saturating_sub(self.credit_out.in_flight);
-        self.control.ledger.free() > for_credit
+        self.control.ledger.free() > for_credit && self.control.can_stage(record_bytes)
+    }
+
+    /// Record of the first waiting note.
+    fn first_waiting_bytes(&self) -> Option<u32> {
+        let note = self.outbox.queue.get(self.outbox.posted)?;
+        Some((RECORD_HEADER_BYTES + note.one.message.len()) as u32)
     }
 
     pub(crate) fn note_waits_for_credit(&self) -> bool {
-        let Some(note) = self.outbox.queue.get(self.outbox.posted) else { return false };
-        let record_bytes = (RECORD_HEADER_BYTES + note.one.message.len()) as u32;
-        self.has_room_for_note() && !self.control.has_credit_for_record(record_bytes)
-    }
-
-    /// Consumes a RECV and ring bytes for the record in the scratch buffer. That both are there was checked.
-    pub(crate) fn place_record(
-        &mut self,
-        ring: RingId,
-        imm: Imm,
-        fenced: bool,
-        mem: &dyn SessionMemory,
-    ) -> ExtraStep {
-        let record_bytes = self.scratch.len() as u32;
-        let inline = record_bytes <= self.setup.caps.inline_bytes;
-        let port = self.port_mut(ring);
-        let placement = port.ring_out.place(record_bytes);
-        port.bytes_out.try_reserve(placement.charge).expect("ring bytes were checked").commit();
-        port.recv_out.try_reserve(1).expect("a RECV was checked").commit();
-        port.ring_out.advance(placement);
-        let (remote_addr, remote_key) = (port.peer_ring_addr, port.peer_ring_key);
-        let staged = (!inline).then(|| mem.stage_record(ring, placement.offset, &self.scratch));
-        ExtraStep {
-            op: ExtraOp::WriteImm(imm.encode()),
-            from_scratch: true,
-            staged,
-            remote_addr: remote_addr + u64::from(placement.offset),
-            remote_key,
-            fenced,
-        }
+        let Some(record_bytes) = self.first_waiting_bytes() else { return false };
+        self.has_room_for_note(record_bytes) && !self.control.has_credit_for_record(record_bytes)
     }
 
     /// The oldest notification in flight has reached the peer.
@@ -333,7 +320,7 @@ impl Session {
     }
 
     /// RECVs first, then the words that announce them.
-    pub(crate) fn decide_credit(&mut self) -> Option<Step> {
+    pub(crate) fn decide_credit(&mut self, mem: &dyn SessionMemory) -> Option<Step> {
         if !self.credit_out.check {
             return None;
         }
@@ -349,7 +336,7 @@ impl Session {
         if out.in_flight >= out.entries || self.control.ledger.free() == 0 {
             return None;
         }
-        Some(Step::Post(self.credit_words()))
+        Some(Step::Post(self.credit_words(mem)))
     }
 
     fn decide_recv(&mut self) -> Option<Step> {
@@ -357,9 +344,10 @@ impl Session {
         for port in self.lanes.iter_mut().chain([&mut self.control]) {
             let n = port.recv_in.to_grant();
             if n > 0 && (flush || n >= port.recv_threshold()) {
+                let first = port.recv_in.granted();
                 port.recv_in.grant(n);
                 self.counters.receives_reposted += n;
-                return Some(Step::Recv { endpoint: port.endpoint, count: n as u32 });
+                return Some(Step::Recv { endpoint: port.endpoint, first, count: n as u32 });
             }
         }
         None
@@ -377,8 +365,9 @@ impl Session {
         } else {
             (port.bytes_in.unannounced(), port.bytes_threshold())
         };
-        // RECVs of the control endpoint are never withheld: frames need them too.
-        let may = unannounced > 0 && (word == 0 || !self.withholds());
+        // With immediates RECVs of the control endpoint are never withheld: frames need them too, and ring bytes hold records back.
+        let always = word == 0 && self.setup.notify == NotifyMode::Immediate;
+        let may = unannounced > 0 && (always || !self.withholds());
         (may, may && (self.credit_out.flush || unannounced >= threshold))
     }
 
@@ -387,9 +376,10 @@ impl Session {
     }
 
     /// One WRITE from the first word that is due to the last one in reach; what lies between goes along.
-    fn credit_words(&mut self) -> PostStep {
+    fn credit_words(&mut self, mem: &dyn SessionMemory) -> PostStep {
         let first = self.first_due(0).expect("checked by the caller");
-        let reach = (self.setup.caps.inline_bytes as usize / WORD_BYTES).max(1);
+        let inline_words = self.setup.caps.inline_bytes as usize / WORD_BYTES;
+        let reach = if inline_words > 0 { inline_words } else { CREDIT_SLOT_BYTES as usize / WORD_BYTES };
         let end = (first + reach).min(self.page.words());
         let last = (first..end).rev().find(|&word| self.word_due(word).0).unwrap_or(first);
         self.scratch.clear();
@@ -402,6 +392,11 @@ impl Session {
             self.scratch.extend_from_slice(&CreditWord::encode(epoch, count).to_le_bytes());
         }
         let out = &mut self.credit_out;
+        // The slot's last write was CREDIT_SLOTS writes ago, more than are in flight: it has retired.
+        assert!(out.in_flight < CREDIT_SLOTS, "a slot is overwritten only after its write has retired");
+        let slot = (out.posted % u64::from(CREDIT_SLOTS)) as u32;
+        let staged = (inline_words == 0).then(|| mem.stage_credit(slot, &self.scratch));
+        out.posted += 1;
         out.in_flight += 1;
         let bytes = self.scratch.len() as u64;
         let signaled = out.unsignaled + 1 >= out.signal_every || self.control.ledger.must_signal(1, bytes);
@@ -414,7 +409,8 @@ impl Session {
             extra: Some(ExtraStep {
                 op: ExtraOp::Write,
                 from_scratch: true,
-                staged: None,
+                staged,
+                stage_end: None,
                 remote_addr: self.setup.peer_credit_addr + (first * WORD_BYTES) as u64,
                 remote_key: self.setup.peer_credit_key,
                 fenced: false,
@@ -432,7 +428,7 @@ impl Session {
         }
         let waits = |session: &Session, port: &super::Port| match port.ring_id {
             RingId::Control => {
-                session.outbox.waiting() > 0 && !session.has_room_for_note()
+                session.first_waiting_bytes().is_some_and(|bytes| !session.has_room_for_note(bytes))
                     || session.credit_out.check && session.credit_out.in_flight >= session.credit_out.entries
             }
             RingId::Lane(_) => !port.turns.is_empty() || !session.tails.is_empty(),
@@ -452,6 +448,7 @@ impl Session {
                 op: ExtraOp::Write,
                 from_scratch: false,
                 staged: None,
+                stage_end: None,
                 remote_addr,
                 remote_key,
                 fenced: false,

@@ -1,8 +1,11 @@
-//! What the peer sends: immediates and the records behind them.
+//! What the peer sends: immediates and the records behind them, or SENDs that bring both.
 
-use super::{Event, RingId, Session, SessionMemory, Violation};
+use super::{EndReason, Event, RingId, Session, SessionMemory, Violation, slot_bytes};
 use crate::ids::XferSeq;
-use crate::notify::{Arrival, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};
+use crate::notify::{
+    Arrival, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope, SEND_HEADER_BYTES, SendError,
+    SendHeader,
+};
 use crate::sequence::{Imm, ImmError, ImmKind};
 
 /// Messages held for the host.
@@ -30,6 +33,39 @@ impl Unpopped {
     }
 }
 
+/// What brought a word.
+#[derive(Clone, Copy, Debug)]
+enum Carrier {
+    /// An immediate: its record lies in the ring.
+    Immediate,
+    /// A SEND of so many bytes, header included, in that slot.
+    Send { slot: u32, len_bytes: u32 },
+}
+
+impl Carrier {
+    /// The payload is as long as the header and what it announces. An immediate has none.
+    fn expect_length(self, ring: RingId, record_bytes: u32) -> Result<(), Violation> {
+        let announced = SEND_HEADER_BYTES as u32 + record_bytes;
+        match self {
+            Carrier::Send { len_bytes, .. } if len_bytes != announced => {
+                Err(Violation::Send { ring, error: SendError::Length { len: len_bytes, announced } })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The payload has at least so many bytes behind its header.
+    fn expect_room(self, ring: RingId, record_bytes: u32, most: u32) -> Result<(), Violation> {
+        let least = SEND_HEADER_BYTES as u32 + record_bytes;
+        match self {
+            Carrier::Send { len_bytes, .. } if len_bytes < least => {
+                Err(Violation::Send { ring, error: SendError::Size { len: len_bytes, least, most } })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Session {
     /// The host took that many messages of this peer, of that many bytes together.
     pub fn on_popped(&mut self, messages: u64, bytes: u64) {
@@ -50,11 +86,56 @@ impl Session {
             self.counters.late_ignored += 1;
             return;
         }
+        if self.sends() {
+            return self.violate(Violation::UnexpectedImmediate { imm, ring });
+        }
         self.credit_out.check = true;
-        let outcome = self.take_recv(ring).and_then(|()| self.take_immediate(ring, imm, mem));
+        let outcome = self.take_recv(ring).and_then(|()| self.take_word(ring, imm, Carrier::Immediate, mem));
         if let Err(violation) = outcome {
             self.violate(violation);
         }
+    }
+
+    /// A SEND of `len_bytes` lies in a RECV slot.
+    pub(crate) fn on_send(&mut self, ring: RingId, slot: u64, len_bytes: u32, mem: &dyn SessionMemory) {
+        if self.deaf {
+            self.counters.late_ignored += 1;
+            return;
+        }
+        if !self.sends() {
+            return self.violate(Violation::UnexpectedSend { ring, len_bytes });
+        }
+        let port = self.port(ring);
+        let (endpoint, expected) = (port.endpoint, port.next_slot());
+        if slot != expected {
+            return self.end(EndReason::WrongSlot { endpoint, slot, expected });
+        }
+        self.credit_out.check = true;
+        let outcome = self.take_recv(ring).and_then(|()| self.take_send(ring, slot as u32, len_bytes, mem));
+        if let Err(violation) = outcome {
+            self.violate(violation);
+        }
+    }
+
+    fn take_send(
+        &mut self,
+        ring: RingId,
+        slot: u32,
+        len_bytes: u32,
+        mem: &dyn SessionMemory,
+    ) -> Result<(), Violation> {
+        let bad = |error| Violation::Send { ring, error };
+        let (least, most) = (SEND_HEADER_BYTES as u32, slot_bytes(self.port(ring).ring_in.size_bytes()));
+        if !(least..=most).contains(&len_bytes) {
+            return Err(bad(SendError::Size { len: len_bytes, least, most }));
+        }
+        let mut bytes = [0; SEND_HEADER_BYTES];
+        mem.read_slot(ring, slot, 0, &mut bytes);
+        let SendHeader { imm, epoch } = SendHeader::decode(bytes);
+        if epoch != self.setup.epoch {
+            return Err(bad(SendError::Epoch { got: epoch.0, expected: self.setup.epoch.0 }));
+        }
+        self.take_word(ring, imm, Carrier::Send { slot, len_bytes }, mem)
     }
 
     fn take_recv(&mut self, ring: RingId) -> Result<(), Violation> {
@@ -65,7 +146,13 @@ impl Session {
         Err(Violation::TooManyReceives { ring, received: recv.received() + 1, granted: recv.announced() })
     }
 
-    fn take_immediate(&mut self, ring: RingId, imm: u32, mem: &dyn SessionMemory) -> Result<(), Violation> {
+    fn take_word(
+        &mut self,
+        ring: RingId,
+        imm: u32,
+        carrier: Carrier,
+        mem: &dyn SessionMemory,
+    ) -> Result<(), Violation> {
         let wrong = |error| Violation::Immediate { imm, ring, error };
         let decoded = Imm::decode(imm).map_err(wrong)?;
         let RingId::Lane(lane) = ring else {
@@ -75,7 +162,7 @@ impl Session {
             if (decoded.lanes, decoded.seq_low) != (1, 0) {
                 return Err(wrong(ImmError::Standalone));
             }
-            return self.take_standalone(mem);
+            return self.take_standalone(carrier, mem);
         };
         let limit = self.lanes.len() as u8;
         if decoded.lanes > limit {
@@ -83,8 +170,13 @@ impl Session {
         }
         let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
         let arrival = match decoded.kind {
-            ImmKind::Tail => Arrival::Tail,
-            ImmKind::Record => Arrival::Record(self.take_transfer_record(ring, seq, decoded.lanes, mem)?),
+            ImmKind::Tail => {
+                carrier.expect_length(ring, 0)?;
+                Arrival::Tail
+            }
+            ImmKind::Record => {
+                Arrival::Record(self.take_transfer_record(ring, seq, decoded.lanes, carrier, mem)?)
+            }
         };
         if let Some(message) = self.inbound.arrive(seq, decoded.lanes, lane, arrival)? {
             self.unpopped.partial_messages -= 1;
@@ -99,9 +191,10 @@ impl Session {
         ring: RingId,
         seq: XferSeq,
         lanes: u8,
+        carrier: Carrier,
         mem: &dyn SessionMemory,
     ) -> Result<Vec<u8>, Violation> {
-        let (header, message) = self.copy_record(ring, mem)?;
+        let (header, message) = self.copy_record(ring, carrier, mem)?;
         if header.scope != (RecordScope::Transfer { seq, lanes }) {
             return Err(misplaced(ring, header.scope));
         }
@@ -110,8 +203,8 @@ impl Session {
         Ok(message)
     }
 
-    fn take_standalone(&mut self, mem: &dyn SessionMemory) -> Result<(), Violation> {
-        let (header, message) = self.copy_record(RingId::Control, mem)?;
+    fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {
+        let (header, message) = self.copy_record(RingId::Control, carrier, mem)?;
         let RecordScope::Standalone { seq } = header.scope else {
             return Err(misplaced(RingId::Control, header.scope));
         };
@@ -123,26 +216,42 @@ impl Session {
         Ok(())
     }
 
-    /// Copies the record at the reader's cursor out, *then* checks it, then its bytes are free.
+    /// Copies a record out of the slot or, at the reader's cursor, of the ring, *then* checks it, then its bytes are free.
     fn copy_record(
         &mut self,
         ring: RingId,
+        carrier: Carrier,
         mem: &dyn SessionMemory,
     ) -> Result<(RecordHeader, Vec<u8>), Violation> {
         let epoch = self.setup.epoch;
         let port = self.port_mut(ring);
         let limit = port.ring_in.max_record_bytes() - RECORD_HEADER_BYTES as u32;
-        let offset = port.ring_in.next_offset();
+        let in_ring = port.ring_in.next_offset();
+        let read = |at: usize, out: &mut [u8]| match carrier {
+            Carrier::Immediate => mem.read_record(ring, in_ring + at as u32, out),
+            Carrier::Send { slot, .. } => mem.read_slot(ring, slot, (SEND_HEADER_BYTES + at) as u32, out),
+        };
+        carrier.expect_room(ring, RECORD_HEADER_BYTES as u32, slot_bytes(port.ring_in.size_bytes()))?;
         let bad = |error| Violation::Record { ring, error };
         let mut bytes = [0; RECORD_HEADER_BYTES];
-        mem.read_record(ring, offset, &mut bytes);
+        read(0, &mut bytes);
         let header = RecordHeader::decode(&bytes, epoch, limit).map_err(bad)?;
+        carrier.expect_length(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
         let mut message = vec![0; header.len as usize];
         if !message.is_empty() {
-            mem.read_record(ring, offset + RECORD_HEADER_BYTES as u32, &mut message);
+            read(RECORD_HEADER_BYTES, &mut message);
         }
         header.check(&bytes, &message).map_err(bad)?;
-        let placement = port.ring_in.place(RECORD_HEADER_BYTES as u32 + header.len);
+        if let Carrier::Immediate = carrier {
+            self.free_record(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
+        }
+        Ok((header, message))
+    }
+
+    /// Passes the record at the reader's cursor.
+    fn free_record(&mut self, ring: RingId, record_bytes: u32) -> Result<(), Violation> {
+        let port = self.port_mut(ring);
+        let placement = port.ring_in.place(record_bytes);
         let ring_bytes = &mut port.bytes_in;
         if !ring_bytes.receive(placement.charge) {
             let received = ring_bytes.received() + placement.charge;
@@ -150,7 +259,7 @@ impl Session {
         }
         ring_bytes.grant(placement.charge);
         port.ring_in.advance(placement);
-        Ok((header, message))
+        Ok(())
     }
 
     fn deliver(&mut self, message: Vec<u8>) {

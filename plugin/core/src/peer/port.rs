@@ -8,7 +8,7 @@ use super::{LaneSetup, MIN_SQ_DEPTH, RingId};
 use crate::credit::{CreditPage, CreditViolation, RecvCredit, SendCredit, WordOutcome};
 use crate::ids::Epoch;
 use crate::ledger::Ledger;
-use crate::notify::Ring;
+use crate::notify::{NotifyMode, Ring, SEND_HEADER_BYTES, Stage};
 use crate::peer::SessionMemory;
 
 /// Send-queue entries that data leaves to tails, so that a stream of data never starves them.
@@ -21,6 +21,8 @@ pub(crate) struct Flight {
     pub(crate) last_seq: u64,
     pub(crate) bytes: u64,
     pub(crate) signaled: bool,
+    /// How far its completion frees the staging ring.
+    pub(crate) stage_end: Option<u64>,
     pub(crate) what: Cargo,
 }
 
@@ -54,11 +56,15 @@ pub(crate) struct Port {
     pub(crate) recv_in: RecvCredit,
     pub(crate) bytes_in: RecvCredit,
     pub(crate) ring_in: Ring,
-    rq_depth: u32,
+    /// SENDs that are not inlined.
+    pub(crate) stage: Stage,
+    pub(crate) rq_depth: u32,
+    notify: NotifyMode,
+    inline_bytes: u32,
 }
 
 impl Port {
-    pub(crate) fn new(ring_id: RingId, setup: &LaneSetup) -> Port {
+    pub(crate) fn new(ring_id: RingId, setup: &LaneSetup, notify: NotifyMode, inline_bytes: u32) -> Port {
         let LaneSetup { sq_depth, rq_depth, ring_bytes, .. } = *setup;
         assert!(sq_depth >= MIN_SQ_DEPTH, "a send queue of {sq_depth} on {ring_id:?}");
         assert!(rq_depth >= 1, "no RECV on {ring_id:?}");
@@ -78,7 +84,10 @@ impl Port {
             recv_in: RecvCredit::new(u64::from(rq_depth)),
             bytes_in: RecvCredit::new(u64::from(ring_bytes)),
             ring_in: ring,
+            stage: Stage::new(ring_bytes),
             rq_depth,
+            notify,
+            inline_bytes,
         }
     }
 
@@ -95,7 +104,22 @@ impl Port {
     /// Whether a record of that length could go now, as far as credit is concerned.
     pub(crate) fn has_credit_for_record(&self, record_bytes: u32) -> bool {
         self.recv_out.available() >= 1
-            && self.bytes_out.available() >= self.ring_out.place(record_bytes).charge
+            // A SEND brings its record along: no ring bytes.
+            && (self.notify == NotifyMode::Send
+                || self.bytes_out.available() >= self.ring_out.place(record_bytes).charge)
+    }
+
+    /// Whether a SEND with a record of that length (0: none) is inlined or finds room in the staging ring.
+    pub(crate) fn can_stage(&self, record_bytes: u32) -> bool {
+        let payload_bytes = SEND_HEADER_BYTES as u32 + record_bytes;
+        self.notify == NotifyMode::Immediate
+            || payload_bytes <= self.inline_bytes
+            || self.stage.place(payload_bytes).is_some()
+    }
+
+    /// The RECV slot that the next receive completes: slots are used in the order in which they were posted.
+    pub(crate) fn next_slot(&self) -> u64 {
+        self.recv_in.received() % u64::from(self.rq_depth)
     }
 
     /// RECVs to post before it is worth telling.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::credit::CreditViolation;
 use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
 use crate::ledger::NotInFlight;
-use crate::notify::{Carry, NotifyWindow, RECORD_ALIGN, RecordError};
+use crate::notify::{Carry, NotifyMode, NotifyWindow, RECORD_ALIGN, RecordError, SendError};
 use crate::sequence::ImmError;
 
 /// One endpoint of a session with the depths both sides agreed on, and the peer's record ring behind it.
@@ -50,6 +50,8 @@ pub struct SessionSetup {
     pub peer_credit_key: u64,
     /// The fabric's.
     pub caps: Caps,
+    /// How completion is told; both sides agreed on it.
+    pub notify: NotifyMode,
     /// Limits.
     pub limits: SessionLimits,
     /// What the epoch before left behind; `Carry::default()` for the first.
@@ -75,9 +77,8 @@ impl SessionSetup {
         if !(1..=64).contains(&self.lanes.len()) {
             return refuse("the number of lanes".into(), self.lanes.len() as u64, "1 to 64");
         }
-        if self.caps.inline_bytes < 8 {
-            let value = u64::from(self.caps.inline_bytes);
-            return refuse("the fabric's inline limit".into(), value, "at least a credit word of 8 bytes");
+        if self.notify == NotifyMode::Immediate && !self.caps.immediate {
+            return refuse("the number of immediates of the fabric".into(), 0, "one, or send mode");
         }
         let lanes = self.lanes.iter().enumerate().map(|(n, lane)| (format!("lane {n}"), lane));
         for (name, lane) in lanes.chain([("control".to_owned(), &self.control)]) {
@@ -93,6 +94,10 @@ impl SessionSetup {
             }
         }
         // Every record on its way must fit the receiver's window of numbers, or a resent one could pass for new.
+        if self.notify == NotifyMode::Send && u64::from(self.control.rq_depth) > NotifyWindow::SPAN {
+            let value = u64::from(self.control.rq_depth);
+            return refuse("control rq_depth".into(), value, "at most 1024 in send mode");
+        }
         if u64::from(self.control.ring_bytes) > NotifyWindow::SPAN * RECORD_ALIGN {
             let value = u64::from(self.control.ring_bytes);
             return refuse(
@@ -164,9 +169,17 @@ pub trait SessionMemory {
     /// Copies bytes out of the ring that the *peer* writes. `offset + out.len()` is inside the ring.
     fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]);
 
-    /// Copies bytes into the registered *sending* mirror of the peer's ring, at the same offset, and says where they lie:
-    /// (address, local key). They are overwritten only after the peer has credited them back.
+    /// Copies bytes into the registered staging ring of an endpoint, which is as long as the peer's record ring, and says where
+    /// they lie: (address, local key). With immediates it mirrors that ring, offset by offset, and bytes are overwritten only after
+    /// the peer has credited them back; in send mode only after the SEND has completed.
     fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64);
+
+    /// Send mode: copies bytes out of a RECV slot, `offset + out.len()` inside of it. The slot's RECV is posted again only later.
+    fn read_slot(&self, ring: RingId, slot: u32, offset: u32, out: &mut [u8]);
+
+    /// Fabrics that cannot inline a credit word: copies words into one of [`super::CREDIT_SLOTS`] registered slots of
+    /// [`super::CREDIT_SLOT_BYTES`] and says where they lie: (address, local key). Overwritten only after the write has completed.
+    fn stage_credit(&self, slot: u32, words: &[u8]) -> (u64, u64);
 
     /// Loads a word of the *own* credit page (which the peer writes), with Acquire ordering.
     fn load_credit(&self, word: usize) -> u64;
@@ -182,10 +195,14 @@ pub enum Action<'a> {
         /// What.
         batch: Batch<'a>,
     },
-    /// Post this many empty RECVs. They must be posted before the next action is carried out: it may announce them.
+    /// Post this many RECVs, empty ones or, in send mode, with the slots that come next: the n-th RECV of an endpoint, counted
+    /// from 0 and with those posted before the session began, has slot n mod `rq_depth`, whose number is the RECV's id. They must be posted
+    /// before the next action is carried out: it may announce them.
     Recv {
         /// Where.
         endpoint: EndpointId,
+        /// RECVs posted there before.
+        first: u64,
         /// How many.
         count: u32,
     },
@@ -287,6 +304,16 @@ pub enum EndReason {
         endpoint: EndpointId,
         /// What.
         error: NotInFlight,
+    },
+    /// The fabric reports another RECV slot than the oldest one posted.
+    #[error("{endpoint:?} reports RECV slot {slot}, the oldest is {expected}")]
+    WrongSlot {
+        /// Where.
+        endpoint: EndpointId,
+        /// Told.
+        slot: u64,
+        /// The one whose turn it is.
+        expected: u64,
     },
     /// Work outstanding and no completion.
     #[error("no completion for {waited_ms} ms with {outstanding_bytes} bytes outstanding")]
@@ -402,6 +429,22 @@ pub enum Violation {
         /// Length.
         len_bytes: u32,
     },
+    /// An immediate where only SENDs are expected.
+    #[error("immediate {imm:#010x} on {ring:?}, in a session that uses SENDs")]
+    UnexpectedImmediate {
+        /// As received.
+        imm: u32,
+        /// Where.
+        ring: RingId,
+    },
+    /// A SEND whose payload cannot be.
+    #[error("SEND on {ring:?}: {error}")]
+    Send {
+        /// Where.
+        ring: RingId,
+        /// What is wrong.
+        error: SendError,
+    },
 }
 
 /// Why something was not accepted.
@@ -508,6 +551,7 @@ pub struct Counters {
 #[allow(missing_docs)]
 pub struct SessionStats {
     pub epoch: u32,
+    pub notify: NotifyMode,
     pub ended: Option<String>,
     pub counters: Counters,
     pub transfers: u32,

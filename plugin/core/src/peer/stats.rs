@@ -11,6 +11,7 @@ impl Session {
     pub fn stats(&self) -> SessionStats {
         SessionStats {
             epoch: self.setup.epoch.0,
+            notify: self.setup.notify,
             ended: self.ended.as_ref().map(ToString::to_string),
             counters: self.counters,
             transfers: self.transfers.live() as u32,
@@ -76,6 +77,9 @@ impl Session {
             None => "its turn to post its tail".into(),
             Some(Blocked::Room(lane)) => {
                 format!("room in {lane:?}'s send queue: {} in flight", port(lane).ledger.in_flight())
+            }
+            Some(Blocked::Staging(lane)) => {
+                format!("{lane:?}'s staging ring: {} bytes of SENDs in flight", port(lane).stage.in_use())
             }
             Some(Blocked::Recv(lane)) => {
                 let credit = &port(lane).recv_out;

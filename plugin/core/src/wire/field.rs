@@ -88,6 +88,15 @@ impl<'a> Fields<'a> {
         Ok(u32::try_from(self.number(key, wide)?).expect("within a u32 range"))
     }
 
+    /// Absent: `otherwise`.
+    pub(crate) fn flag_or(&self, key: &str, otherwise: bool) -> Result<bool, FieldError> {
+        match self.map.get(key) {
+            None => Ok(otherwise),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(type_error(self.path(key), other, "true or false")),
+        }
+    }
+
     pub(crate) fn text(&self, key: &str, len: RangeInclusive<usize>) -> Result<&'a str, FieldError> {
         text(self.raw(key)?, || self.path(key), len)
     }

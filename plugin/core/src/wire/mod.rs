@@ -25,7 +25,7 @@ pub use lifeline_frame::{LifelineFrame, LifelineFrameError};
 pub use messages::{
     Accept, ErrorCode, Hello, Message, MessageError, Progress, ProtocolRange, Ready, Refusal, Reply,
 };
-pub use negotiate::{Agreed, Depths, NegotiateError, negotiate};
+pub use negotiate::{Agreed, Depths, NegotiateError, SEND_RQ_DEPTH, negotiate};
 pub use offer::{EndpointOffer, FabricOffer, MemoryOffer};
 pub use region_blob::{Access, RegionBlob, RegionBlobError};
 pub(crate) use secret::verify;

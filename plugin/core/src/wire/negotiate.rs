@@ -1,6 +1,11 @@
 //! What two offers of one fabric agree on: the minima.
 
+use crate::notify::NotifyMode;
+
 use super::offer::{EndpointOffer, FabricOffer};
+
+/// RECVs of an endpoint in send mode at most: each has a slot with memory.
+pub const SEND_RQ_DEPTH: u32 = 64;
 
 /// Depths of one connected endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +31,8 @@ pub struct Agreed {
     pub ring_bytes: Vec<u64>,
     /// Longest work request in bytes.
     pub max_message_bytes: u64,
+    /// How completion is told.
+    pub notify: NotifyMode,
 }
 
 /// Two offers that cannot meet.
@@ -46,18 +53,21 @@ pub fn negotiate(ours: &FabricOffer, theirs: &FabricOffer) -> Result<Agreed, Neg
     if ours.fabric != theirs.fabric {
         return Err(NegotiateError::Fabric { ours: ours.fabric.clone(), theirs: theirs.fabric.clone() });
     }
-    let lanes = ours.lanes.iter().zip(&theirs.lanes).map(|(a, b)| depths(a, b)).collect();
+    let notify = if ours.immediate && theirs.immediate { NotifyMode::Immediate } else { NotifyMode::Send };
+    let most_recvs = if notify == NotifyMode::Send { SEND_RQ_DEPTH } else { u32::MAX };
+    let lanes = ours.lanes.iter().zip(&theirs.lanes).map(|(a, b)| depths(a, b, most_recvs)).collect();
     let ring_bytes = ours.rings.iter().zip(&theirs.rings).map(|(a, b)| a.bytes.min(b.bytes)).collect();
     Ok(Agreed {
         fabric: ours.fabric.clone(),
-        control: depths(&ours.control, &theirs.control),
+        control: depths(&ours.control, &theirs.control, most_recvs),
         lanes,
         control_ring_bytes: ours.control_ring.bytes.min(theirs.control_ring.bytes),
         ring_bytes,
         max_message_bytes: ours.max_message_bytes.min(theirs.max_message_bytes),
+        notify,
     })
 }
 
-fn depths(a: &EndpointOffer, b: &EndpointOffer) -> Depths {
-    Depths { sq_depth: a.sq_depth.min(b.sq_depth), rq_depth: a.rq_depth.min(b.rq_depth) }
+fn depths(a: &EndpointOffer, b: &EndpointOffer, most_recvs: u32) -> Depths {
+    Depths { sq_depth: a.sq_depth.min(b.sq_depth), rq_depth: a.rq_depth.min(b.rq_depth).min(most_recvs) }
 }

@@ -45,6 +45,8 @@ pub struct FabricOffer {
     pub address: Value,
     /// Longest work request in bytes.
     pub max_message_bytes: u64,
+    /// Completion may be told by immediates; absent = true. Unless both sides offer it, SENDs tell.
+    pub immediate: bool,
     /// The control endpoint.
     pub control: EndpointOffer,
     /// The data lanes, 1..=64.
@@ -97,6 +99,7 @@ impl FabricOffer {
             fabric: fields.text("fabric", 1..=MAX_WORD_BYTES)?.to_owned(),
             address: fields.raw("address")?.clone(),
             max_message_bytes: fields.number("max_message_bytes", 4096..=1 << 32)?,
+            immediate: fields.flag_or("immediate", true)?,
             control: EndpointOffer::decode(fields.raw("control")?, fields.path("control"))?,
             lanes: fields.each("lanes", 1..=MAX_LANES, EndpointOffer::decode)?,
             control_ring: MemoryOffer::decode(fields.raw("control_ring")?, fields.path("control_ring"))?,

@@ -14,6 +14,7 @@ pub(crate) fn offer(fabric: &str, lanes: usize) -> FabricOffer {
         fabric: fabric.into(),
         address: json!("here"),
         max_message_bytes: 4 << 20,
+        immediate: true,
         control: endpoint(0),
         lanes: (1..=lanes).map(endpoint).collect(),
         control_ring: ring(1),
@@ -122,22 +123,22 @@ fn any_memory() -> impl Strategy<Value = MemoryOffer> {
 
 fn any_offer() -> impl Strategy<Value = FabricOffer> {
     let lanes = prop::collection::vec((any_endpoint(), any_memory()), 1..=16);
-    (any_word(), 4096..=1u64 << 32, any_endpoint(), any_memory(), any_memory(), lanes).prop_map(
-        |(fabric, max_message_bytes, control, control_ring, credit_page, lanes)| {
+    (any_word(), (4096..=1u64 << 32, any::<bool>()), any_endpoint(), any_memory(), any_memory(), lanes)
+        .prop_map(|(fabric, (max_message_bytes, immediate), control, control_ring, credit_page, lanes)| {
             let (lanes, rings) = lanes.into_iter().unzip();
             let address = json!({ "of": fabric, "list": [1, "two", null] });
             FabricOffer {
                 fabric,
                 address,
                 max_message_bytes,
+                immediate,
                 control,
                 lanes,
                 control_ring,
                 rings,
                 credit_page,
             }
-        },
-    )
+        })
 }
 
 fn any_progress() -> impl Strategy<Value = Progress> {

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use super::samples::*;
 use super::*;
 use crate::ids::{Epoch, Instance, RegionId};
+use crate::notify::NotifyMode;
 
 /// HELLO as JSON with one value replaced.
 fn hello_with(pointer: &str, value: Value) -> Vec<u8> {
@@ -125,6 +126,36 @@ fn negotiation_takes_the_minima_and_is_symmetric() {
     );
     assert_eq!(negotiate(&b, &a).unwrap(), agreed);
     assert!(negotiate(&a, &offer("local", 2)).is_err());
+}
+
+#[test]
+fn immediates_need_both_sides_and_send_mode_bounds_the_receives() {
+    let (both, mut without) = (offer("tcp", 2), offer("tcp", 2));
+    without.immediate = false;
+    assert_eq!(negotiate(&both, &both).unwrap().notify, NotifyMode::Immediate);
+    for (a, b) in [(&both, &without), (&without, &both), (&without, &without)] {
+        let agreed = negotiate(a, b).unwrap();
+        assert_eq!(agreed.notify, NotifyMode::Send);
+        assert!(agreed.lanes.iter().chain([&agreed.control]).all(|depths| depths.rq_depth == 64));
+        assert_eq!(agreed.control.sq_depth, 512);
+    }
+}
+
+#[test]
+fn an_offer_that_says_nothing_of_immediates_has_them_and_only_a_truth_value_says_otherwise() {
+    let told = |value: Option<Value>| {
+        let mut offer = serde_json::to_value(offer("tcp", 1)).unwrap();
+        let map = offer.as_object_mut().unwrap();
+        map.remove("immediate");
+        map.extend(value.map(|value| ("immediate".to_owned(), value)));
+        FabricOffer::decode(&offer, "offer".into())
+    };
+    assert!(told(None).unwrap().immediate);
+    assert!(!told(Some(json!(false))).unwrap().immediate);
+    for wrong in [json!(0), json!("true"), json!(null), json!([])] {
+        let text = told(Some(wrong)).unwrap_err().to_string();
+        assert!(text.contains("offer.immediate") && text.contains("true or false"), "{text}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ pub use mem::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_core::notify::Carry;
+use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::*;
 use baton_core::plan::{Pair as Span, Plan, PlanLimits};
 use baton_core::prepared::{LaneSplit, Prepared};
@@ -46,6 +46,7 @@ pub struct Config {
     pub rq: u32,
     pub ring: u32,
     pub inline: u32,
+    pub notify: NotifyMode,
     pub data_bytes: usize,
     pub epoch: u32,
     pub limits: SessionLimits,
@@ -61,6 +62,7 @@ impl Default for Config {
             rq: 16,
             ring: 4096,
             inline: 128,
+            notify: NotifyMode::Immediate,
             data_bytes: 1 << 20,
             epoch: 1,
             limits: SessionLimits::default(),
@@ -84,6 +86,8 @@ struct Wr {
     remote: (u64, u64),
     len: u32,
     imm: Option<u32>,
+    /// Into the next RECV slot instead of memory.
+    send: bool,
     signaled: bool,
     fenced: bool,
 }
@@ -93,6 +97,8 @@ struct Wr {
 struct End {
     queue: VecDeque<Wr>,
     recvs: u32,
+    /// Number of the RECV that is used next.
+    next_recv: u64,
     cq: VecDeque<Completion>,
     posted: u64,
     /// Freed by polled completions.
@@ -159,6 +165,7 @@ fn setup(config: &Config, node: usize, carry: Carry) -> SessionSetup {
             needs_service: true,
             vram: false,
         },
+        notify: config.notify,
         limits: config.limits,
         carry,
     }
@@ -193,6 +200,7 @@ fn wrs_of(batch: &Batch<'_>) -> Vec<Wr> {
             remote: (template.remote_key, template.remote_addr),
             len: template.len_bytes,
             imm: None,
+            send: false,
             signaled: false,
             fenced: false,
         });
@@ -216,9 +224,9 @@ fn wrs_of(batch: &Batch<'_>) -> Vec<Wr> {
             len: extra.bytes.len() as u32,
             imm: match extra.op {
                 ExtraOp::WriteImm(imm) => Some(imm),
-                ExtraOp::Write => None,
-                ExtraOp::Send => panic!("no SEND in this protocol yet"),
+                ExtraOp::Write | ExtraOp::Send => None,
             },
+            send: extra.op == ExtraOp::Send,
             signaled: false,
             fenced: extra.fenced,
         });
@@ -313,10 +321,12 @@ impl World {
         loop {
             let failed = match node.session.next_action(now, &node.mem) {
                 None => break,
-                Some(Action::Recv { endpoint, count }) => {
+                Some(Action::Recv { endpoint, first, count }) => {
                     let end = &mut node.ends[endpoint.slot as usize];
+                    assert_eq!(first, end.next_recv + u64::from(end.recvs), "RECVs are numbered densely");
                     end.recvs += count;
                     assert!(end.recvs <= config.rq, "receive queue overflow");
+                    node.mem.spoil_slots(endpoint.slot.into(), first, count);
                     None
                 }
                 Some(Action::Post { endpoint, batch }) => {
@@ -366,6 +376,23 @@ impl World {
         any
     }
 
+    fn next_slot(&self, n: usize, index: usize) -> u32 {
+        match self.config.notify {
+            NotifyMode::Immediate => 0,
+            NotifyMode::Send => (self.nodes[n].ends[index].next_recv % u64::from(self.config.rq)) as u32,
+        }
+    }
+
+    /// Uses the oldest RECV of an end; its slot.
+    fn take_recv(&mut self, n: usize, index: usize) -> u32 {
+        let slot = self.next_slot(n, index);
+        let end = &mut self.nodes[n].ends[index];
+        assert!(end.recvs > 0, "an immediate or a SEND met no RECV: credit is broken");
+        end.recvs -= 1;
+        end.next_recv += 1;
+        slot
+    }
+
     /// Executes the oldest work request of an end.
     pub fn execute(&mut self, n: usize, index: usize) {
         let wr = self.nodes[n].ends[index].queue.pop_front().expect("something to execute");
@@ -376,19 +403,13 @@ impl World {
         } else if fenced(self, peer) {
             WcStatus::PeerGone
         } else {
-            self.move_bytes(n, &wr)
+            self.move_bytes(n, index, &wr)
         };
-        if let (WcStatus::Success, Some(imm)) = (status, wr.imm) {
-            let end = &mut self.nodes[peer].ends[index];
-            assert!(end.recvs > 0, "an immediate met no RECV: credit is broken");
-            end.recvs -= 1;
-            end.cq.push_back(Completion {
-                endpoint: endpoint(index),
-                kind: CompletionKind::RecvImm(imm),
-                status,
-                seq: 0,
-                len_bytes: wr.len,
-            });
+        let kind = if wr.send { Some(CompletionKind::RecvSend) } else { wr.imm.map(CompletionKind::RecvImm) };
+        if let (WcStatus::Success, Some(kind)) = (status, kind) {
+            let seq = u64::from(self.take_recv(peer, index));
+            let completion = Completion { endpoint: endpoint(index), kind, status, seq, len_bytes: wr.len };
+            self.nodes[peer].ends[index].cq.push_back(completion);
         }
         let end = &mut self.nodes[n].ends[index];
         if wr.signaled || status != WcStatus::Success {
@@ -399,7 +420,7 @@ impl World {
         }
     }
 
-    fn move_bytes(&mut self, n: usize, wr: &Wr) -> WcStatus {
+    fn move_bytes(&mut self, n: usize, index: usize, wr: &Wr) -> WcStatus {
         let (own, other) = (&self.nodes[n].mem, &self.nodes[1 - n].mem);
         let (key, addr) = wr.remote;
         if wr.read {
@@ -417,6 +438,12 @@ impl World {
                 None => return WcStatus::LocalAccess,
             },
         };
+        if wr.send {
+            let slot = self.next_slot(1 - n, index);
+            assert!(bytes.len() <= slot_bytes(self.config.ring) as usize, "a SEND longer than its slot");
+            other.fill_slot(index as u64, slot, &bytes);
+            return WcStatus::Success;
+        }
         match other.write(key, addr, &bytes) {
             Some(()) => WcStatus::Success,
             None => WcStatus::RemoteAccess,
@@ -430,6 +457,7 @@ impl World {
         while let Some(wr) = end.queue.pop_front() {
             end.cq.push_back(sent(index, wr.seq, WcStatus::Flushed));
         }
+        end.next_recv += u64::from(end.recvs);
         for _ in 0..std::mem::take(&mut end.recvs) {
             end.cq.push_back(Completion {
                 kind: CompletionKind::RecvFlushed,
@@ -469,7 +497,24 @@ impl World {
     /// Hands a made-up completion to a session.
     pub fn forge(&mut self, n: usize, index: usize, imm: u32) {
         self.nodes[n].ends[index].recvs -= 1;
+        self.nodes[n].ends[index].next_recv += 1;
         self.forge_only(n, index, imm);
+        self.pump(n);
+    }
+
+    /// Puts a payload of the peer's making into the next RECV slot of an end and reports a SEND of `len_bytes`.
+    pub fn forge_send(&mut self, n: usize, index: usize, payload: &[u8], len_bytes: u32) {
+        let slot = self.take_recv(n, index);
+        self.nodes[n].mem.fill_slot(index as u64, slot, payload);
+        let completion = Completion {
+            endpoint: endpoint(index),
+            kind: CompletionKind::RecvSend,
+            status: WcStatus::Success,
+            seq: slot.into(),
+            len_bytes,
+        };
+        let node = &mut self.nodes[n];
+        node.session.on_completion(self.now, &completion, &node.mem);
         self.pump(n);
     }
 

@@ -3,7 +3,7 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
-use baton_driver::{Config, Desc, Driver, Notification, Status, Xfer};
+use baton_driver::{Config, Desc, Driver, Notification, NotifyMode, Status, Xfer};
 use baton_fabric::{Fabric, Memory, MemoryKind, Op};
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 
 /// Every wait of these tests ends after this long at the latest.
 pub const WATCHDOG: Duration = Duration::from_secs(20);
+/// Behind a fabric's name: engines that use SENDs in place of immediates.
+const SENDS: &str = " send";
 /// Bytes around each buffer that nothing may touch.
 const GUARD: usize = 64;
 
 pub fn fabric(name: &str) -> Arc<dyn Fabric> {
-    match name {
+    match name.trim_end_matches(SENDS) {
         "local" => LocalFabric::new(LocalConfig::default()).expect("local fabric"),
         "tcp" => TcpFabric::new(TcpConfig::default()).expect("tcp fabric"),
         other => panic!("no fabric {other}"),
@@ -38,6 +40,11 @@ pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
         candidates: Vec::new(),
         progress_thread: true,
         spin_us,
+        notify: if fabrics.iter().any(|name| name.ends_with(SENDS)) {
+            NotifyMode::Send
+        } else {
+            NotifyMode::Immediate
+        },
         timeout_scale: 1,
         thread_start: None,
     };
