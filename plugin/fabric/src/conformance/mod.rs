@@ -67,9 +67,19 @@ macro_rules! behaviours {
             )*)*
         }
 
-        /// Instantiates the suite: one `#[test]` per behaviour, each on a fresh harness.
+        /// Instantiates the suite: one `#[test]` per behaviour, each on a fresh harness; with an attribute before the
+        /// harness, every test gets it: `#[ignore = "needs a device"] harness()`.
         #[macro_export]
         macro_rules! conformance_tests {
+            (#[$attribute:meta] $harness:expr) => {
+                $($(
+                    #[test]
+                    #[$attribute]
+                    fn $name() {
+                        $crate::conformance::behaviour::$name($harness);
+                    }
+                )*)*
+            };
             ($harness:expr) => {
                 $($(
                     #[test]
