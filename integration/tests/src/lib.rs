@@ -4,6 +4,7 @@ mod agent;
 mod block;
 mod isolate;
 mod node;
+mod rig;
 mod variants;
 
 use std::ffi::OsStr;
@@ -17,6 +18,9 @@ pub use agent::{Agent, AgentBlock, from_hex, hex};
 pub use block::{Block, pattern};
 pub use isolate::{engine_directory, in_own_process};
 pub use node::{Failed, Node, Remote, wait_for};
+pub use rig::{
+    assert_devices, in_guest, rig_agent, rig_agent_program, rig_fabric, rig_node, rig_options, rig_settings,
+};
 pub use variants::{Variant, build_variant};
 
 /// What a test program does at most before it counts as hung.
@@ -125,6 +129,17 @@ pub fn run(mut command: Command, watchdog: Duration) -> Output {
             panic!("{name} (process {pid}) did not end within {watchdog:?} and was killed");
         }
     }
+}
+
+/// What a short command prints.
+///
+/// # Panics
+/// If it fails.
+pub fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{command:?}: {}{said}{}", output.status, text(&output.stderr));
+    said
 }
 
 /// A command with an environment that says nothing about Baton but `variables`.

@@ -17,7 +17,9 @@ mod withdraw;
 use std::ffi::OsString;
 
 use baton_host::{EngineOptions, Environment, ErrorCode, Op};
-use baton_tests::{Agent, Block, Node, command, engine_directory, in_own_process};
+use baton_tests::{
+    Agent, Block, Node, assert_devices, command, engine_directory, in_own_process, rig_settings,
+};
 
 /// A transfer that takes a while.
 pub const LARGE: usize = 64 << 20;
@@ -30,6 +32,7 @@ macro_rules! on_each_fabric {
         $($(#[$attr])* fn $name($fabric: &str) $body)*
         mod local { $(#[test] fn $name() { crate::alone(concat!(module_path!(), "::", stringify!($name)), || super::$name("local")) })* }
         mod tcp { $(#[test] fn $name() { crate::alone(concat!(module_path!(), "::", stringify!($name)), || super::$name("tcp")) })* }
+        mod verbs { $(#[test] #[ignore = "needs an RDMA device: cargo xtask test --only guest"] fn $name() { crate::alone(concat!(module_path!(), "::", stringify!($name)), || super::$name("verbs")) })* }
     };
 }
 pub(crate) use on_each_fabric;
@@ -40,15 +43,21 @@ pub fn alone(path: &str, body: impl FnOnce()) {
     in_own_process(test, body);
 }
 
-fn variables(fabric: &str) -> Vec<(OsString, OsString)> {
+/// Settings at the first (0) or the second (1) end.
+fn variables(fabric: &str, end: usize) -> Vec<(OsString, OsString)> {
     let engine = engine_directory().clone().into_os_string();
     let pairs = [("BATON_PLUGIN", engine), ("BATON_FABRIC", fabric.into()), ("BATON_PTRACE", "any".into())];
-    pairs.into_iter().map(|(name, value)| (name.into(), value)).collect()
+    let mut all: Vec<_> = pairs.into_iter().map(|(name, value)| (name.into(), value)).collect();
+    if fabric == "verbs" {
+        assert_devices();
+        all.extend(rig_settings(end));
+    }
+    all
 }
 
 /// How an engine over `fabric` is opened.
 pub fn options(name: &str, fabric: &str) -> EngineOptions {
-    EngineOptions::new(name).environment(Environment::Given(variables(fabric)))
+    EngineOptions::new(name).environment(Environment::Given(variables(fabric, usize::from(name == "b"))))
 }
 
 /// An agent in this process.
@@ -58,7 +67,7 @@ pub fn node(name: &str, fabric: &str) -> Node {
 
 /// The program of an agent in another process.
 pub fn agent_program(fabric: &str) -> std::process::Command {
-    command(env!("CARGO_BIN_EXE_baton-test-agent"), variables(fabric))
+    command(env!("CARGO_BIN_EXE_baton-test-agent"), variables(fabric, 1))
 }
 
 /// An agent in another process.
