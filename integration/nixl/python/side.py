@@ -30,6 +30,7 @@ GUARD = 4096  # sentinel bytes on both sides of every buffer
 ODD = 64  # buffers do not start on a page: vLLM's do not either
 SENTINEL = 0xA5
 HERE = os.path.dirname(os.path.abspath(__file__))
+PEER_DEVICES = os.environ.get("NIXL_TEST_PEER_DEVICES")  # RDMA devices of other processes, where they have their own
 DEADLINE_S = float(os.environ.get("NIXL_TEST_DEADLINE_S", "30"))
 
 
@@ -283,7 +284,9 @@ class Peer:
         self.name = name
         self.connection = ours
         command = [sys.executable, os.path.join(HERE, "side.py"), str(theirs.fileno()), role]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, **(env or {})})
+        devices = {"BATON_DEVICES": PEER_DEVICES} if PEER_DEVICES else {}
+        everything = {**os.environ, **devices, **(env or {})}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=everything)
         theirs.close()
         self.call("__init__", name, **options)
 

@@ -12,6 +12,7 @@ mod artifacts;
 mod bench;
 mod demo;
 mod elf;
+mod guest;
 mod header;
 mod nixl_sys;
 mod run;
