@@ -256,7 +256,7 @@ impl Context {
         unsafe { if (*extended).sz < needed { None } else { (*extended).query_port } }
     }
 
-    /// An entry of the GID table; `None` for an empty one.
+    /// An entry of the GID table; `None` for an empty one, be it absent or all zero.
     pub fn query_gid(&self, port: u8, index: u32) -> Result<Option<GidEntry>, VerbsError> {
         if let Some(query) = self.api().query_gid_ex {
             let mut entry = MaybeUninit::<ibv_gid_entry>::zeroed();
@@ -286,7 +286,8 @@ impl Context {
                 rdma_sys::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
                 _ => GidType::Ib,
             };
-            return Ok(Some(GidEntry { index, gid, kind, ndev_ifindex: entry.ndev_ifindex }));
+            let entry = GidEntry { index, gid, kind, ndev_ifindex: entry.ndev_ifindex };
+            return Ok((gid != [0; 16]).then_some(entry));
         }
         let mut gid = ibv_gid { raw: [0; 16] };
         // SAFETY: an open context and room for the GID.

@@ -16,6 +16,8 @@ mod api;
 mod cq;
 mod device;
 mod error;
+#[cfg(feature = "fake")]
+pub mod fake;
 mod library;
 mod memory;
 mod post;

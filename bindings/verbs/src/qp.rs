@@ -303,6 +303,19 @@ impl Qp {
     }
 }
 
+#[cfg(all(test, feature = "fake"))]
+impl Qp {
+    /// Posts work requests as they are.
+    ///
+    /// # Safety
+    /// They must be a valid list.
+    pub(crate) unsafe fn post_raw(&self, wr: *mut rdma_sys::ibv_send_wr) -> i32 {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        unsafe { rdma_sys::ibv_post_send(self.qp.as_ptr(), wr, &mut bad) }
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: alive, and destroyed once.
