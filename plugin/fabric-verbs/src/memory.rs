@@ -57,6 +57,13 @@ impl Registrations {
         rail_devices: &Arc<[usize]>,
         memory: &Memory,
     ) -> Result<Keys, FabricError> {
+        if memory.len_bytes == 0 || memory.addr.checked_add(memory.len_bytes).is_none() {
+            let text = format!(
+                "{} bytes at {:#x} are empty or past the address space",
+                memory.len_bytes, memory.addr
+            );
+            return Err(FabricError::Invalid(text));
+        }
         let same = Same {
             addr: memory.addr,
             len_bytes: memory.len_bytes,

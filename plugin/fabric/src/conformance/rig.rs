@@ -73,8 +73,9 @@ impl Inbox {
 }
 
 pub struct Rig {
-    harness: Box<dyn Harness>,
+    // Before the harness, which owns their memory.
     fabrics: [Arc<dyn Fabric>; 2],
+    harness: Box<dyn Harness>,
     inbox: Mutex<Inbox>,
     stop: Arc<AtomicBool>,
     service: Mutex<Vec<JoinHandle<()>>>,
