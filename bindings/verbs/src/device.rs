@@ -170,6 +170,13 @@ impl Context {
         &self.info
     }
 
+    /// Whether WRITEs with immediate work: where the transport is InfiniBand's they do, and iWARP has none.
+    pub fn has_immediate(&self) -> bool {
+        // SAFETY: an open context.
+        let lacks = self.api().lacks_immediate.is_some_and(|ask| unsafe { ask(self.as_ptr()) } != 0);
+        self.info.is_infiniband && !lacks
+    }
+
     /// Becomes readable when something happened to the device.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the context's and open as long as it.

@@ -279,7 +279,7 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         inline_bytes: least(|cap| cap.max_inline_bytes),
         default_lanes: rails::unpaired(&facts).lanes(config.lanes),
         stripe_min_bytes: STRIPE_MIN_BYTES,
-        immediate: config.immediates,
+        immediate: config.immediates && devices.iter().all(|device| device.context.has_immediate()),
         owner_revokes: false,
         needs_service: false,
         vram: false,

@@ -18,8 +18,9 @@ pub(crate) fn queue_pair_cap(
     let mut last = None;
     for max_inline_bytes in INLINE_BYTES {
         for wanted in WORK_REQUESTS {
-            let depth = wanted.min(attr.max_qp_wr);
-            let cq = Cq::new(channel, (2 * depth).min(attr.max_cqe), 0)?;
+            // Both queues of a queue pair must fit into one completion queue.
+            let depth = wanted.min(attr.max_qp_wr).min(attr.max_cqe / 2);
+            let cq = Cq::new(channel, 2 * depth, 0)?;
             let cap = QpCap {
                 max_send_wr: depth,
                 max_recv_wr: depth,

@@ -147,6 +147,12 @@ pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, to: *mut
     answer(state.alive(context.device.index))
 }
 
+pub(super) unsafe extern "C" fn lacks_immediate(context: *mut ibv_context) -> c_int {
+    // SAFETY: an open context, by the caller's promise.
+    let context = unsafe { context_of(context) };
+    (!context.device.shared.look().devices[context.device.index].config.immediate).into()
+}
+
 unsafe extern "C" fn query_port_extended(
     context: *mut ibv_context,
     port: u8,

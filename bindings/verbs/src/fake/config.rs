@@ -60,7 +60,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// It is iWARP.
     pub iwarp: bool,
-    /// It can do WRITE_WITH_IMM. One that cannot refuses it at post with EINVAL, and does not call its transport InfiniBand's.
+    /// It can do WRITE_WITH_IMM. One that cannot refuses it at post with EINVAL; [`Context::has_immediate`](crate::Context::has_immediate) tells.
     pub immediate: bool,
     /// Ports, numbered from 1.
     pub ports: Vec<PortConfig>,

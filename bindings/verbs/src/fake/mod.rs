@@ -20,6 +20,7 @@ mod modify;
 mod objects;
 mod post;
 mod slots;
+mod sysfs;
 #[cfg(test)]
 mod tests;
 
@@ -158,6 +159,9 @@ impl FakeDevice<'_> {
         let gids = &mut state.devices[self.index].config.ports[usize::from(port) - 1].gids;
         gids.resize(gids.len().max(index + 1), None);
         gids[index] = gid;
+        if let Some(sysfs) = &state.sysfs {
+            sysfs.write(&state.devices[self.index].config);
+        }
         state.raise(self.index, ibv_event_type::IBV_EVENT_GID_CHANGE, About::Port(port));
     }
 

@@ -2,6 +2,7 @@
 
 use super::config::{DeviceConfig, FakeConfig, FakeGid};
 use super::dma::Piece;
+use super::sysfs::Sysfs;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,6 +32,8 @@ pub(super) struct State {
     /// Responses to READs are kept back until this ends.
     pub reads_held: bool,
     pub stopping: bool,
+    /// Where old libraries look the types of GIDs up.
+    pub sysfs: Option<Sysfs>,
 }
 
 pub(super) struct Device {
@@ -279,6 +282,7 @@ impl Rng {
 
 impl State {
     pub fn new(config: FakeConfig) -> State {
+        let sysfs = config.old_library.then(|| Sysfs::new(&config.devices));
         let devices = config.devices.iter().map(|device| Device {
             next_qpn: device.first_qpn,
             next_key: device.first_key,
@@ -306,6 +310,7 @@ impl State {
             taken_events: HashMap::new(),
             reads_held: false,
             stopping: false,
+            sysfs,
         }
     }
 
@@ -317,6 +322,11 @@ impl State {
     /// Something that a correct program never does.
     pub fn violation(&mut self, what: String) {
         tracing::error!("fake verbs: {what}");
+        if self.stopping {
+            // Nobody is left who would ask.
+            eprintln!("fake verbs: {what}");
+            std::process::abort();
+        }
         self.violations.push(what);
     }
 

@@ -88,6 +88,7 @@ fn table(get_device_list: List, old: bool) -> Api {
         reg_mr_iova2: (!old).then_some(abi::reg_mr_iova2),
         query_gid_ex: (!old).then_some(abi::query_gid_ex),
         reg_dmabuf_mr: None,
+        lacks_immediate: Some(abi::lacks_immediate),
     }
 }
 
@@ -100,13 +101,15 @@ unsafe extern "C" fn list<const SLOT: usize>(count: *mut c_int) -> *mut *mut ibv
             let config = &state.devices[index].config;
             let mut ibv = zeroed::<ibv_device>();
             ibv.node_type = ibv_node_type::IBV_NODE_CA;
-            ibv.transport_type = match (config.iwarp, config.immediate) {
-                (true, _) => ibv_transport_type::IBV_TRANSPORT_IWARP,
-                (false, true) => ibv_transport_type::IBV_TRANSPORT_IB,
-                (false, false) => ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED,
+            ibv.transport_type = if config.iwarp {
+                ibv_transport_type::IBV_TRANSPORT_IWARP
+            } else {
+                ibv_transport_type::IBV_TRANSPORT_IB
             };
+            let nowhere = || format!("/sys/class/infiniband/{}", config.name).into();
+            let sysfs = state.sysfs.as_ref().map_or_else(nowhere, |sysfs| sysfs.of(&config.name));
             write_name(&mut ibv.name, &config.name);
-            write_name(&mut ibv.ibdev_path, &format!("/sys/class/infiniband/{}", config.name));
+            write_name(&mut ibv.ibdev_path, &sysfs.to_string_lossy());
             let object = DeviceObject { ibv, shared: Arc::clone(shared), index };
             devices.push(Arc::into_raw(Arc::new(object)).cast::<ibv_device>().cast_mut());
         }
