@@ -145,7 +145,12 @@ impl Swarm {
         let node = self.links[link].nodes[side];
         let fabric = Arc::clone(&self.fabrics[node]);
         let quiet = self.links[link].sides[side].open.as_ref().is_some_and(|open| open.is_quiet(&fabric));
-        if !quiet || self.rng.chance(1, 2) {
+        if !quiet {
+            return Ok(());
+        }
+        if self.rng.chance(1, 2) {
+            // Another time: there is still something to do.
+            self.busy = true;
             return Ok(());
         }
         while !fabric.arm() {
