@@ -2,7 +2,8 @@
 //!
 //! A free cell holds a known filler, checked when it is handed out again: whatever landed late shows.
 
-use baton_fabric::{Fabric, Keys, Memory, MemoryKind};
+use baton_core::prepared::KeyTable;
+use baton_fabric::{Fabric, Memory, MemoryKind, RegionKeys};
 use baton_fabric_sim::{Rng, SimFabric, SimWorld};
 
 /// Bytes of a cell.
@@ -26,7 +27,7 @@ pub(crate) struct Cells {
     world: SimWorld,
     pub node: usize,
     pub base: u64,
-    pub keys: Keys,
+    keys: RegionKeys,
     busy: Vec<bool>,
 }
 
@@ -46,11 +47,32 @@ impl Cells {
             ordered: false,
         };
         let keys = fabric.register(&memory).map_err(|e| format!("register cells: {e}"))?;
-        Ok(Cells { world: world.clone(), node, base, keys, busy: vec![false; CELLS] })
+        Ok(Cells {
+            world: world.clone(),
+            node,
+            base,
+            keys: fabric.region_keys(keys),
+            busy: vec![false; CELLS],
+        })
     }
 
     pub fn addr(&self, run: Run) -> u64 {
         self.base + (run.first * CELL) as u64
+    }
+
+    /// For own work requests.
+    pub fn local_keys(&self) -> KeyTable<'_> {
+        self.key_table(&self.keys.local)
+    }
+
+    /// For a peer's.
+    pub fn remote_keys(&self) -> KeyTable<'_> {
+        self.key_table(&self.keys.remote)
+    }
+
+    /// With other keys, by rail and segment.
+    pub fn key_table<'a>(&self, keys: &'a [u64]) -> KeyTable<'a> {
+        KeyTable { base: self.base, segment_bytes: self.keys.segment_bytes, rails: self.keys.rails, keys }
     }
 
     /// Takes `count` neighbouring cells from somewhere; `None` when there are none.

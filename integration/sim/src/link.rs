@@ -7,6 +7,7 @@ use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::{
     Action, EndReason, EndpointStats, Event, LaneSetup, RingId, Session, SessionLimits, SessionSetup,
 };
+use baton_core::prepared::LaneRails;
 use baton_core::{Epoch, Instance, LaneId, Nanos, SessionId};
 use baton_fabric::{EndpointConfig, EndpointId, Fabric};
 use baton_fabric_sim::{Rng, SimFabric, SimWorld};
@@ -22,6 +23,8 @@ pub(crate) struct Shape {
     pub rq_depth: u32,
     pub ring_bytes: u32,
     pub notify: NotifyMode,
+    /// What both sides agree on for data.
+    pub max_message_bytes: u64,
     pub limits: SessionLimits,
 }
 
@@ -48,6 +51,7 @@ impl Shape {
             rq_depth: rng.between(1, 24) as u32,
             ring_bytes: [512, 768, 1024, 4096, 16384][rng.below(5) as usize],
             notify: if rng.chance(1, 2) { NotifyMode::Send } else { NotifyMode::Immediate },
+            max_message_bytes: if rng.chance(1, 3) { rng.between(100, 2000) } else { 4096 },
             limits,
         }
     }
@@ -59,6 +63,8 @@ pub(crate) struct Open {
     pub memory: EpochMemory,
     /// Control, then the lanes.
     pub endpoints: Vec<EndpointId>,
+    /// Rails of the lanes.
+    pub lanes: Vec<LaneRails>,
     /// Fenced.
     pub ending: bool,
 }
@@ -94,7 +100,6 @@ impl Link {
         self.faulted = false;
         let shape = self.shape;
         let sizes = Sizes {
-            lanes: shape.lanes,
             ring_bytes: shape.ring_bytes,
             page_bytes: CreditPage::new(shape.lanes).bytes(),
             slots: if shape.notify == NotifyMode::Send { shape.rq_depth } else { 0 },
@@ -102,7 +107,6 @@ impl Link {
         let deadline = Instant::now();
         let mut made = Vec::new();
         for fabric in fabrics {
-            let memory = EpochMemory::new(world, fabric, sizes)?;
             let mut endpoints = Vec::new();
             for nth in 0..=shape.lanes {
                 let config = EndpointConfig {
@@ -112,8 +116,12 @@ impl Link {
                     control: nth == 0,
                 };
                 let (id, address) = fabric.create_endpoint(&config).map_err(|e| e.to_string())?;
-                post_recvs(fabric, id, &memory, usize::from(nth), 0, shape.rq_depth)?;
                 endpoints.push((id, address));
+            }
+            let ids: Vec<_> = endpoints.iter().map(|(id, _)| *id).collect();
+            let memory = EpochMemory::new(world, fabric, &ids, sizes)?;
+            for (nth, id) in ids.into_iter().enumerate() {
+                post_recvs(fabric, id, &memory, nth, 0, shape.rq_depth)?;
             }
             made.push((memory, endpoints));
         }
@@ -122,11 +130,18 @@ impl Link {
                 fabric.connect_endpoint(*mine, peer, deadline).map_err(|e| e.to_string())?;
             }
         }
+        let rails = [0, 1].map(|side| -> Vec<u8> {
+            made[side].1.iter().skip(1).map(|(endpoint, _)| fabrics[side].rail(*endpoint)).collect()
+        });
         let setups = [self.setup(&made, 0, fabrics[0]), self.setup(&made, 1, fabrics[1])];
-        for ((side, setup), (memory, endpoints)) in self.sides.iter_mut().zip(setups).zip(made) {
+        for (which, ((side, setup), (memory, endpoints))) in
+            self.sides.iter_mut().zip(setups).zip(made).enumerate()
+        {
             let endpoints = endpoints.into_iter().map(|(id, _)| id).collect();
+            let pairs = rails[which].iter().zip(&rails[1 - which]);
+            let lanes = pairs.map(|(own, peer)| LaneRails { own: *own, peer: *peer }).collect();
             let session = Session::new(setup, Nanos(world.now_ns()));
-            side.open = Some(Open { session, memory, endpoints, ending: false });
+            side.open = Some(Open { session, memory, endpoints, lanes, ending: false });
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use baton_core::LaneId;
 use baton_core::peer::{CREDIT_SLOT_BYTES, CREDIT_SLOTS, RingId, SessionMemory, slot_bytes};
-use baton_fabric::{Fabric, Keys, Memory, MemoryKind, RecvSlot};
+use baton_fabric::{EndpointId, Fabric, Keys, Memory, MemoryKind, RecvSlot, RegionKeys};
 use baton_fabric_sim::{SimFabric, SimWorld};
 use std::time::Instant;
 
@@ -12,7 +12,6 @@ const SPOILT: u8 = 0xEE;
 /// Sizes of what belongs to an epoch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    pub lanes: u8,
     pub ring_bytes: u32,
     pub page_bytes: usize,
     /// RECV slots per endpoint; none where immediates tell.
@@ -23,6 +22,41 @@ pub(crate) struct Sizes {
 struct Area {
     base: u64,
     keys: Keys,
+    all: RegionKeys,
+}
+
+impl Area {
+    fn new(
+        world: &SimWorld,
+        fabric: &SimFabric,
+        len_bytes: usize,
+        remote_write: bool,
+    ) -> Result<Area, String> {
+        let base = world.alloc_aligned(fabric.node(), len_bytes);
+        let memory = Memory {
+            addr: base,
+            len_bytes: len_bytes as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: false,
+            remote_write,
+            ordered: true,
+        };
+        let keys = fabric.register(&memory).map_err(|e| format!("register the rings: {e}"))?;
+        Ok(Area { base, keys, all: fabric.region_keys(keys) })
+    }
+
+    /// For own work requests on a rail.
+    fn local_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
+        let key = self.all.local_key(rail, offset as u64, len as u64);
+        key.expect("what a session uses lies in one segment")
+    }
+
+    /// For the peer's.
+    fn remote_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
+        let key = self.all.remote_key(rail, offset as u64, len as u64);
+        key.expect("what a session uses lies in one segment")
+    }
 }
 
 /// Owned by one side of a session; written by the peer, read by its session.
@@ -30,70 +64,66 @@ pub(crate) struct EpochMemory {
     world: SimWorld,
     node: usize,
     sizes: Sizes,
+    /// Of the endpoints: control, then the lanes.
+    rails: Vec<u8>,
     /// Credit page, then the rings.
     inbound: Area,
     /// Mirror of the peer's rings.
     staging: Area,
     credit: Area,
-    slots: Option<Area>,
+    /// By endpoint; none where immediates tell.
+    slots: Vec<Area>,
 }
 
 impl EpochMemory {
-    /// Allocates and registers.
-    pub fn new(world: &SimWorld, fabric: &SimFabric, sizes: Sizes) -> Result<Self, String> {
-        let node = fabric.node();
+    /// Allocates and registers for endpoints on their rails: control, then the lanes.
+    pub fn new(
+        world: &SimWorld,
+        fabric: &SimFabric,
+        endpoints: &[EndpointId],
+        sizes: Sizes,
+    ) -> Result<Self, String> {
         let sizes = Sizes { page_bytes: sizes.page_bytes.next_multiple_of(64), ..sizes };
-        let endpoints = 1 + usize::from(sizes.lanes);
-        let rings = sizes.ring_bytes as usize * endpoints;
-        let area = |len: usize, remote_write| {
-            let base = world.alloc_aligned(node, len);
-            let memory = Memory {
-                addr: base,
-                len_bytes: len as u64,
-                kind: MemoryKind::Dram,
-                device: 0,
-                remote_read: false,
-                remote_write,
-                ordered: true,
-            };
-            let keys = fabric.register(&memory).map_err(|e| format!("register the rings: {e}"))?;
-            Ok::<_, String>(Area { base, keys })
-        };
-        let slots = slot_bytes(sizes.ring_bytes) as usize * sizes.slots as usize * endpoints;
+        let rings = sizes.ring_bytes as usize * endpoints.len();
+        let area = |len, remote_write| Area::new(world, fabric, len, remote_write);
+        let slots = slot_bytes(sizes.ring_bytes) as usize * sizes.slots as usize;
         Ok(EpochMemory {
             world: world.clone(),
-            node,
+            node: fabric.node(),
             sizes,
+            rails: endpoints.iter().map(|endpoint| fabric.rail(*endpoint)).collect(),
             inbound: area(sizes.page_bytes + rings, true)?,
             staging: area(rings, false)?,
             credit: area((CREDIT_SLOTS * CREDIT_SLOT_BYTES) as usize, false)?,
-            slots: (slots > 0).then(|| area(slots, false)).transpose()?,
+            slots: endpoints
+                .iter()
+                .filter(|_| slots > 0)
+                .map(|_| area(slots, false))
+                .collect::<Result<_, _>>()?,
         })
     }
 
     /// Where the peer writes credit: address and key.
     pub fn page(&self) -> (u64, u64) {
-        (self.inbound.base, self.inbound.keys.remote)
+        (self.inbound.base, self.inbound.remote_key(self.rails[0], 0, self.sizes.page_bytes))
     }
 
     /// Where the peer writes records: address and key.
     pub fn ring(&self, ring: RingId) -> (u64, u64) {
-        (self.inbound.base + (self.sizes.page_bytes + self.ring_at(ring)) as u64, self.inbound.keys.remote)
+        let (at, rail) = (self.sizes.page_bytes + self.ring_at(ring), self.rails[endpoint(ring)]);
+        (self.inbound.base + at as u64, self.inbound.remote_key(rail, at, self.sizes.ring_bytes as usize))
     }
 
     /// What the n-th RECV of an endpoint (control, then the lanes) is posted with.
     pub fn recv(&self, endpoint: usize, n: u64) -> RecvSlot {
-        let Some(area) = &self.slots else { return RecvSlot::default() };
+        let Some(area) = self.slots.get(endpoint) else { return RecvSlot::default() };
         let id = (n % u64::from(self.sizes.slots)) as u32;
         let len_bytes = slot_bytes(self.sizes.ring_bytes);
-        let addr = area.base + self.slot_at(endpoint, id);
+        let at = id as usize * len_bytes as usize;
+        let addr = area.base + at as u64;
         self.world.store(self.node, addr, &vec![SPOILT; len_bytes as usize]);
-        RecvSlot { addr, local_key: area.keys.local, len_bytes, id }
-    }
-
-    fn slot_at(&self, endpoint: usize, slot: u32) -> u64 {
-        let nth = endpoint as u64 * u64::from(self.sizes.slots) + u64::from(slot);
-        nth * u64::from(slot_bytes(self.sizes.ring_bytes))
+        let local_key = area.local_key(self.rails[endpoint], at, len_bytes as usize);
+        RecvSlot { addr, local_key, len_bytes, id }
     }
 
     fn ring_at(&self, ring: RingId) -> usize {
@@ -106,7 +136,7 @@ impl EpochMemory {
 
     /// Gives everything back. Whoever still touches it stops the run.
     pub fn free(self, fabric: &SimFabric) -> Result<(), String> {
-        for area in [Some(self.inbound), Some(self.staging), Some(self.credit), self.slots].iter().flatten() {
+        for area in [self.inbound, self.staging, self.credit].iter().chain(&self.slots) {
             fabric.deregister(area.keys, Instant::now()).map_err(|e| format!("deregister the rings: {e}"))?;
             self.world.free(self.node, area.base);
         }
@@ -130,23 +160,25 @@ impl SessionMemory for EpochMemory {
 
     fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64) {
         self.within_ring(offset, bytes.len());
-        let addr = self.staging.base + (self.ring_at(ring) + offset as usize) as u64;
+        let at = self.ring_at(ring) + offset as usize;
+        let addr = self.staging.base + at as u64;
         self.world.store(self.node, addr, bytes);
-        (addr, self.staging.keys.local)
+        (addr, self.staging.local_key(self.rails[endpoint(ring)], at, bytes.len()))
     }
 
     fn read_slot(&self, ring: RingId, slot: u32, offset: u32, out: &mut [u8]) {
-        let area = self.slots.as_ref().expect("only a session in send mode reads slots");
-        let inside = offset as usize + out.len() <= slot_bytes(self.sizes.ring_bytes) as usize;
+        let area = self.slots.get(endpoint(ring)).expect("only a session in send mode reads slots");
+        let len_bytes = slot_bytes(self.sizes.ring_bytes);
+        let inside = offset as usize + out.len() <= len_bytes as usize;
         assert!(slot < self.sizes.slots && inside, "beyond the end of slot {slot}");
-        self.world.load(self.node, area.base + self.slot_at(endpoint(ring), slot) + u64::from(offset), out);
+        self.world.load(self.node, area.base + u64::from(slot * len_bytes + offset), out);
     }
 
     fn stage_credit(&self, slot: u32, words: &[u8]) -> (u64, u64) {
         assert!(slot < CREDIT_SLOTS && words.len() <= CREDIT_SLOT_BYTES as usize, "beyond a credit slot");
         let addr = self.credit.base + u64::from(slot * CREDIT_SLOT_BYTES);
         self.world.store(self.node, addr, words);
-        (addr, self.credit.keys.local)
+        (addr, self.credit.local_key(self.rails[0], (slot * CREDIT_SLOT_BYTES) as usize, words.len()))
     }
 
     fn load_credit(&self, word: usize) -> u64 {

@@ -73,6 +73,11 @@ impl Swarm {
             max_reads: rng.between(1, 16) as usize,
             inline_bytes: options.inline_bytes.unwrap_or([0, 8, 64, 220][rng.below(4) as usize]),
             retry_timeout_ns: 20_000_000,
+            rails: if rng.chance(1, 2) { rng.between(2, 4) as u8 } else { 1 },
+            // A session's rings and page fit the smallest.
+            segment_bytes: [u64::MAX, 1 << 17, 100_003][rng.below(3) as usize],
+            // The longest record of the longest ring fits, with what stands before it in a SEND.
+            max_message_bytes: 4224,
             sabotage: options.sabotage,
             ..SimConfig::default()
         };
@@ -218,11 +223,23 @@ impl Swarm {
         let now = self.now();
         let Some(limit) = self.working(way).map(|open| open.session.message_limit()) else { return Ok(()) };
         let [local, remote] = [self.links[link].nodes[side], self.links[link].nodes[1 - side]];
-        let (lanes, epoch) = (self.links[link].shape.lanes, self.links[link].epoch);
+        let epoch = self.links[link].epoch;
+        let Some(lanes) = self.links[link].sides[side].open.as_ref().map(|open| open.lanes.clone()) else {
+            return Ok(());
+        };
+        let max_message_bytes = self.links[link].shape.max_message_bytes;
         let poisoned = self.options.faults && self.rng.chance(1, 150);
         let notified = self.rng.chance(2, 3);
-        let recipe =
-            Recipe { rng: &mut self.rng, cells: &mut self.cells, local, remote, lanes, epoch, poisoned };
+        let recipe = Recipe {
+            rng: &mut self.rng,
+            cells: &mut self.cells,
+            local,
+            remote,
+            lanes: &lanes,
+            max_message_bytes,
+            epoch,
+            poisoned,
+        };
         let Some(work) = recipe.work(notified)? else { return Ok(()) };
         let id = self.checker.new_id();
         let len = self.message_len(limit);

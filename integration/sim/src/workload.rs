@@ -3,7 +3,7 @@
 use crate::cells::{CELL, Cells, Run};
 use crate::checker::{Fate, Piece, Xfer};
 use baton_core::plan::{Pair, Plan, PlanLimits};
-use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::prepared::{LaneRails, LaneSplit, Prepared};
 use baton_fabric::Op;
 use baton_fabric_sim::Rng;
 
@@ -19,7 +19,8 @@ pub(crate) struct Recipe<'a> {
     pub cells: &'a mut [Cells],
     pub local: usize,
     pub remote: usize,
-    pub lanes: u8,
+    pub lanes: &'a [LaneRails],
+    pub max_message_bytes: u64,
     pub epoch: u32,
     pub poisoned: bool,
 }
@@ -108,12 +109,16 @@ impl Recipe<'_> {
             PlanLimits { max_chunk_bytes: self.rng.between(64, 4096) as u32, ..PlanLimits::default() };
         let plan = Plan::build(op, pairs, limits).map_err(|e| format!("plan: {e}"))?;
         let split = LaneSplit {
-            lane_count: self.lanes,
+            lanes: self.lanes,
+            max_message_bytes: self.max_message_bytes,
             stripe_min_bytes: self.rng.between(1, 4096),
             first_lane: self.rng.bits(),
             lane_map_generation: u64::from(self.epoch),
         };
-        let remote_key = self.cells[self.remote].keys.remote ^ u64::from(poisoned);
-        Ok(Prepared::new(&plan, &[self.cells[self.local].keys.local], &[remote_key], &split))
+        let right = self.cells[self.remote].remote_keys();
+        let wrong: Vec<u64> = right.keys.iter().map(|key| key ^ u64::from(poisoned)).collect();
+        let remote = self.cells[self.remote].key_table(&wrong);
+        Prepared::new(&plan, &[self.cells[self.local].local_keys()], &[remote], &split)
+            .map_err(|e| format!("prepare: {e}"))
     }
 }

@@ -94,6 +94,8 @@ pub struct Plan {
     op: Op,
     pieces: Vec<Pair>,
     total_bytes: u64,
+    longest_bytes: u64,
+    max_pieces: usize,
     ordered: bool,
 }
 
@@ -105,8 +107,10 @@ impl Plan {
         let ordered = !arrange(op, &mut pairs);
         merge(&mut pairs);
         let pieces = cut(pairs, limits)?;
-        let total_bytes = pieces.iter().map(|piece| piece.len_bytes).sum();
-        Ok(Plan { op, pieces, total_bytes, ordered })
+        let (total_bytes, longest_bytes) = pieces.iter().fold((0, 0), |(sum, longest): (u64, u64), piece| {
+            (sum + piece.len_bytes, longest.max(piece.len_bytes))
+        });
+        Ok(Plan { op, pieces, total_bytes, longest_bytes, max_pieces: limits.max_pieces, ordered })
     }
 
     /// Direction.
@@ -127,6 +131,16 @@ impl Plan {
     /// The pieces, each at most the chunk limit long.
     pub fn pieces(&self) -> &[Pair] {
         &self.pieces
+    }
+
+    /// Length of the longest piece.
+    pub fn longest_bytes(&self) -> u64 {
+        self.longest_bytes
+    }
+
+    /// [`PlanLimits::max_pieces`], which holds for whatever is made of the plan.
+    pub fn max_pieces(&self) -> usize {
+        self.max_pieces
     }
 
     /// Destinations overlap: the pieces stand in the host's order and must stay on one lane.

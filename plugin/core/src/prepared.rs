@@ -1,19 +1,35 @@
 //! [`Plan`] + keys → [`Prepared`]: the work templates of a transfer, split over lanes. Immutable and shared by every post of
 //! the request: a post touches a few numbers per lane, never the templates.
 
+mod keys;
+
 use baton_fabric::{Op, Template};
 
 use crate::ids::LaneId;
-use crate::plan::Plan;
+use crate::plan::{Pair, Plan};
+use crate::wire::MAX_LANES;
+pub use keys::{KeyTable, PrepareError};
+use keys::{cut, on_rail};
+
+/// Rails of a lane: whose keys its work requests carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct LaneRails {
+    /// Of the own endpoint: local keys.
+    pub own: u8,
+    /// Of the peer's endpoint: remote keys.
+    pub peer: u8,
+}
 
 /// How a transfer is spread over the lanes of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneSplit {
-    /// Lanes of the session, 1 ..= 64.
-    pub lane_count: u8,
+pub struct LaneSplit<'a> {
+    /// The lanes of the session, 1 ..= 64.
+    pub lanes: &'a [LaneRails],
+    /// Longest work request that both sides permit.
+    pub max_message_bytes: u64,
     /// Below this many bytes one lane carries everything; above, each used lane carries at least about this much.
     pub stripe_min_bytes: u64,
-    /// Any running number: lane `first_lane % lane_count` is used first. Counting up from transfer to transfer
+    /// Any running number: lane `first_lane % lanes` is used first. Counting up from transfer to transfer
     /// spreads small transfers evenly.
     pub first_lane: u64,
     /// Which lane map this split belongs to; the driver compares it at post time.
@@ -40,50 +56,47 @@ pub struct Prepared {
     templates: Box<[Template]>,
     lanes: Box<[LaneRange]>,
     total_bytes: u64,
-    ordered: bool,
     lane_map_generation: u64,
 }
 
 impl Prepared {
-    /// Bakes keys into templates and splits them over lanes. `local_keys` and `remote_keys` are indexed by
-    /// [`crate::plan::Pair::local`] and [`crate::plan::Pair::remote`]; a missing key is the caller's bug and panics.
-    pub fn new(plan: &Plan, local_keys: &[u64], remote_keys: &[u64], split: &LaneSplit) -> Prepared {
-        let templates: Box<[Template]> = plan
-            .pieces()
-            .iter()
-            .map(|piece| Template {
+    /// Cuts the pieces where the session or the regions' segments ask for it, splits them over lanes and bakes keys into
+    /// templates. `locals` and `remotes` are indexed by [`crate::plan::Pair::local`] and [`crate::plan::Pair::remote`];
+    /// a missing table, or a piece outside its table's region, is the caller's bug and panics.
+    ///
+    /// # Errors
+    /// A lane is on a rail for which a region has no keys, or the pieces become too many.
+    pub fn new(
+        plan: &Plan,
+        locals: &[KeyTable<'_>],
+        remotes: &[KeyTable<'_>],
+        split: &LaneSplit<'_>,
+    ) -> Result<Prepared, PrepareError> {
+        let pieces = cut(plan, locals, remotes, split.max_message_bytes)?;
+        let lanes = split_ranges(&pieces, plan.total_bytes(), plan.is_ordered(), split);
+        let mut templates = Vec::with_capacity(pieces.len());
+        for range in &lanes {
+            let rails = split.lanes[usize::from(range.lane.0)];
+            let locals = on_rail("local", locals, rails.own, range.lane)?;
+            let remotes = on_rail("remote", remotes, rails.peer, range.lane)?;
+            let pieces = &pieces[range.start as usize..range.end as usize];
+            templates.extend(pieces.iter().map(|piece| Template {
                 local_addr: piece.local_addr,
                 remote_addr: piece.remote_addr,
-                local_key: local_keys[piece.local as usize],
-                remote_key: remote_keys[piece.remote as usize],
+                local_key: locals[piece.local as usize].key(piece.local_addr),
+                remote_key: remotes[piece.remote as usize].key(piece.remote_addr),
                 len_bytes: piece.len_bytes as u32,
                 op: plan.op(),
                 reserved: [0; 3],
-            })
-            .collect();
-        let lanes = split_ranges(&templates, plan.total_bytes(), plan.is_ordered(), split);
-        Prepared {
+            }));
+        }
+        Ok(Prepared {
             op: plan.op(),
-            templates,
+            templates: templates.into_boxed_slice(),
             lanes,
             total_bytes: plan.total_bytes(),
-            ordered: plan.is_ordered(),
             lane_map_generation: split.lane_map_generation,
-        }
-    }
-
-    /// The same work split anew, for another lane map.
-    pub fn resplit(&self, split: &LaneSplit) -> Prepared {
-        let templates = self.templates.clone();
-        let lanes = split_ranges(&templates, self.total_bytes, self.ordered, split);
-        Prepared {
-            op: self.op,
-            templates,
-            lanes,
-            total_bytes: self.total_bytes,
-            ordered: self.ordered,
-            lane_map_generation: split.lane_map_generation,
-        }
+        })
     }
 
     /// Direction.
@@ -113,19 +126,19 @@ impl Prepared {
 }
 
 /// Contiguous ranges of about equal bytes: neighbours in memory stay on one lane.
-fn split_ranges(templates: &[Template], total: u64, ordered: bool, split: &LaneSplit) -> Box<[LaneRange]> {
-    let lane_count = u64::from(split.lane_count.clamp(1, 64));
+fn split_ranges(pieces: &[Pair], total: u64, ordered: bool, split: &LaneSplit<'_>) -> Box<[LaneRange]> {
+    let lane_count = split.lanes.len().clamp(1, MAX_LANES) as u64;
     let wanted = if ordered { 1 } else { total / split.stripe_min_bytes.max(1) };
-    let used = wanted.clamp(1, lane_count).min(templates.len() as u64);
+    let used = wanted.clamp(1, lane_count).min(pieces.len() as u64);
     let mut ranges = Vec::with_capacity(used as usize);
     let (mut start, mut sent) = (0usize, 0u64);
     for k in 0..used {
         let target = (u128::from(total) * u128::from(k + 1) / u128::from(used)) as u64;
-        // Leave at least one template to each of the lanes to come.
-        let last_end = templates.len() - (used - k - 1) as usize;
+        // Leave at least one piece to each of the lanes to come.
+        let last_end = pieces.len() - (used - k - 1) as usize;
         let (mut end, mut bytes) = (start, 0u64);
         while end < last_end && (end == start || k + 1 == used || sent + bytes < target) {
-            bytes += u64::from(templates[end].len_bytes);
+            bytes += pieces[end].len_bytes;
             end += 1;
         }
         let lane = ((u128::from(split.first_lane) + u128::from(k)) % u128::from(lane_count)) as u8;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::*;
 use baton_core::plan::{Pair, Plan, PlanLimits};
-use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::*;
 
@@ -107,11 +107,18 @@ fn prepared(op: Op, descriptors: u64, lanes: u8) -> Arc<Prepared> {
         })
         .collect();
     let plan = Plan::build(op, pairs, PlanLimits::default()).unwrap();
-    Arc::new(Prepared::new(&plan, &[1], &[2], &split(lanes)))
+    Arc::new(Prepared::new(&plan, &[KeyTable::whole(&1)], &[KeyTable::whole(&2)], &split(lanes)).unwrap())
 }
 
-fn split(lane_count: u8) -> LaneSplit {
-    LaneSplit { lane_count, stripe_min_bytes: 1 << 16, first_lane: 0, lane_map_generation: 1 }
+fn split(lane_count: u8) -> LaneSplit<'static> {
+    const LANES: [LaneRails; 64] = [LaneRails { own: 0, peer: 0 }; 64];
+    LaneSplit {
+        lanes: &LANES[..usize::from(lane_count)],
+        max_message_bytes: 4 << 20,
+        stripe_min_bytes: 1 << 16,
+        first_lane: 0,
+        lane_map_generation: 1,
+    }
 }
 
 /// Submits, posts, completes; returns how many transfers ended.
@@ -210,7 +217,8 @@ fn measure() {
             let pairs = pairs.clone();
             let start = on_cpu();
             let plan = Plan::build(op, pairs, PlanLimits::default()).unwrap();
-            let prepared = Prepared::new(&plan, &[1], &[2], &split(4));
+            let prepared =
+                Prepared::new(&plan, &[KeyTable::whole(&1)], &[KeyTable::whole(&2)], &split(4)).unwrap();
             (on_cpu() - start, prepared.templates().len())
         };
         let (best, pieces) = (0..7).map(|_| once()).min().expect("seven runs");

@@ -1,10 +1,16 @@
 //! What an engine is made from, and what peers are told of where it is.
 
+use crate::err;
+use crate::error::Result;
 use crate::listen::ListenSpec;
 use crate::threads::ThreadStart;
 use baton_core::notify::NotifyMode;
-use baton_core::wire::{HostId, MAX_CANDIDATES};
+use baton_core::wire::{ConnInfo, ConnInfoError, HostId, MAX_CANDIDATES, MAX_FABRIC_ADDRESS_BYTES};
+use baton_fabric::Fabric;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 /// What an engine is made from.
 #[derive(Clone, Debug)]
@@ -70,6 +76,36 @@ pub(crate) fn candidates(config: &Config, spec: &ListenSpec, port: u16) -> Vec<S
         told.push(Candidate { ip: Ipv4Addr::LOCALHOST.into(), scope: None, port: None });
     }
     told.iter().take(MAX_CANDIDATES).map(|candidate| candidate.text(port)).collect()
+}
+
+/// Where the fabrics are, for peers that choose endpoints before they have heard of ours. A long one is left out: it is a hint.
+pub(crate) fn fabric_addresses(fabrics: &[Arc<dyn Fabric>]) -> BTreeMap<String, Value> {
+    let told = fabrics.iter().map(|fabric| (fabric.name().to_owned(), fabric.address()));
+    told.filter(|(name, address)| {
+        let bytes = address.to_string().len();
+        if bytes > MAX_FABRIC_ADDRESS_BYTES {
+            tracing::warn!(
+                "fabric {name}: its address of {bytes} bytes is not in the connection information, which takes \
+                 {MAX_FABRIC_ADDRESS_BYTES}; peers choose their devices without it"
+            );
+        }
+        bytes <= MAX_FABRIC_ADDRESS_BYTES
+    })
+    .collect()
+}
+
+/// With all addresses of fabrics if there is room for them, else with none.
+pub(crate) fn encode_conn_info(info: ConnInfo) -> Result<Vec<u8>> {
+    let encoded = match info.encode() {
+        Err(e @ ConnInfoError::TooLong(_)) if !info.addresses.is_empty() => {
+            tracing::warn!(
+                "{e}; it goes out without the addresses of fabrics, peers choose their devices without them"
+            );
+            ConnInfo { addresses: BTreeMap::new(), ..info }.encode()
+        }
+        encoded => encoded,
+    };
+    encoded.map_err(|e| err!(InvalidParam, "{e}"))
 }
 
 /// Kernel and process name space.

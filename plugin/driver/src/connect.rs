@@ -65,12 +65,14 @@ struct Failed {
     error: Error,
     /// This fabric does not reach the peer; another attempt without it may.
     exclude: Option<usize>,
+    /// Whatever address of the peer is tried, it would be the same.
+    everywhere: bool,
 }
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Failed {
         let cause = HandshakeError::RefusedUnverified(Refusal::new(ErrorCode::Internal, error.text.clone()));
-        Failed { cause: Box::new(cause), error, exclude: None }
+        Failed { cause: Box::new(cause), error, exclude: None, everywhere: false }
     }
 }
 
@@ -87,7 +89,12 @@ impl From<HandshakeError> for Failed {
             | HandshakeError::RefusedUnverified(_)
             | HandshakeError::WrongInstance { .. } => Code::RemoteDisconnect,
         };
-        Failed { error: Error::new(code, cause.to_string()), cause: Box::new(cause), exclude: None }
+        Failed {
+            error: Error::new(code, cause.to_string()),
+            cause: Box::new(cause),
+            exclude: None,
+            everywhere: false,
+        }
     }
 }
 
@@ -180,7 +187,8 @@ impl Shared {
         let info = peer.state.lock().info.clone();
         let info = info.ok_or_else(|| err!(NotFound, "its connection information is not loaded"))?;
         let deadline = Instant::now() + self.scaled(CONNECT_MS);
-        let mut excluded = Vec::new();
+        // Fabrics that do not reach the peer, and why.
+        let mut passed = Vec::new();
         let mut candidates: Vec<_> =
             info.candidates.iter().filter_map(|text| parse_candidate(text)).collect();
         // On the same host loopback is sure to work, whatever the interfaces' addresses are.
@@ -190,7 +198,7 @@ impl Shared {
         let attempt = Attempt { peer, info: &info, start: &start, deadline };
         loop {
             let (addr, stream) = dialer.next(deadline)?;
-            match self.handshake(&attempt, stream, &excluded) {
+            match self.handshake(&attempt, stream, &mut passed) {
                 Ok(made) => return Ok(made),
                 Err(Failed { exclude: Some(fabric), error, .. }) => {
                     self.halt.check()?;
@@ -200,17 +208,18 @@ impl Shared {
                         peer.name(),
                         self.fabrics[fabric].name()
                     );
-                    excluded.push(fabric);
+                    passed.push((fabric, error.to_string()));
                     dialer = Dialer::new(&candidates, &self.halt);
                 }
                 // Not the engine that was meant: "every host's" address, or a port that somebody else got.
                 Err(failed)
-                    if matches!(
-                        *failed.cause,
-                        HandshakeError::BadAuthenticator(_)
-                            | HandshakeError::WrongInstance { .. }
-                            | HandshakeError::RefusedUnverified(_)
-                    ) =>
+                    if !failed.everywhere
+                        && matches!(
+                            *failed.cause,
+                            HandshakeError::BadAuthenticator(_)
+                                | HandshakeError::WrongInstance { .. }
+                                | HandshakeError::RefusedUnverified(_)
+                        ) =>
                 {
                     dialer.reject(addr, failed.error);
                 }
@@ -223,10 +232,11 @@ impl Shared {
         self: &Arc<Self>,
         attempt: &Attempt<'_>,
         mut stream: TcpStream,
-        excluded: &[usize],
+        passed: &mut Vec<(usize, String)>,
     ) -> std::result::Result<Made, Failed> {
         let Attempt { info, start, .. } = *attempt;
-        let mut sets = self.offer(info, excluded)?;
+        let mut sets =
+            self.offer(info, passed).map_err(|e| Failed { everywhere: true, ..Failed::from(e) })?;
         let hello = Hello {
             protocol: ProtocolRange::OURS,
             instance: self.instance,
@@ -248,33 +258,46 @@ impl Shared {
         Ok(Made { set, theirs, agreed, established, stream, reader, identity: None, verified: true })
     }
 
-    /// Endpoints on every fabric that may reach the peer, in order of preference.
-    fn offer(&self, info: &ConnInfo, excluded: &[usize]) -> Result<Vec<EndpointSet>> {
+    /// Endpoints on every fabric that may reach the peer, in order of preference. One that cannot make them is passed over.
+    fn offer(&self, info: &ConnInfo, passed: &mut Vec<(usize, String)>) -> Result<Vec<EndpointSet>> {
         let mut sets = Vec::new();
         for (index, fabric) in self.fabrics.iter().enumerate() {
-            let speaks = info.fabrics.iter().any(|name| name == fabric.name());
-            let near_enough = fabric.name() != "local" || info.host == self.host;
-            if speaks && near_enough && !excluded.contains(&index) {
-                match EndpointSet::create(fabric, index, Side::Active(None), self.config.notify) {
-                    Ok(set) => sets.push(set),
-                    Err(e) => {
-                        sets.into_iter().for_each(|made| self.abandon(made));
-                        return Err(e);
-                    }
+            let name = fabric.name();
+            let speaks = info.fabrics.iter().any(|theirs| theirs == name);
+            let near_enough = name != "local" || info.host == self.host;
+            if !speaks || !near_enough || passed.iter().any(|(other, _)| *other == index) {
+                continue;
+            }
+            let side = Side::Active(info.addresses.get(name));
+            match EndpointSet::create(fabric, index, side, self.config.notify) {
+                Ok(set) => sets.push(set),
+                Err(e) => {
+                    self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!("{} is tried without fabric {name}: {e}", info.name);
+                    passed.push((index, e.to_string()));
                 }
             }
         }
         if sets.is_empty() {
-            let ours: Vec<_> = self.fabrics.iter().map(|fabric| fabric.name()).collect();
-            return Err(err!(
-                RemoteDisconnect,
-                "no common fabric: here {}, there {}{}",
-                ours.join(" "),
-                info.fabrics.join(" "),
-                if info.host == self.host { "" } else { " (another host: local does not reach it)" }
-            ));
+            return Err(self.nothing_to_offer(info, passed));
         }
         Ok(sets)
+    }
+
+    fn nothing_to_offer(&self, info: &ConnInfo, passed: &[(usize, String)]) -> Error {
+        if !passed.is_empty() {
+            let reasons = passed.iter().map(|(index, why)| format!("{}: {why}", self.fabrics[*index].name()));
+            let reasons: Vec<_> = reasons.collect();
+            return err!(RemoteDisconnect, "no fabric works: {}", reasons.join("; "));
+        }
+        let ours: Vec<_> = self.fabrics.iter().map(|fabric| fabric.name()).collect();
+        err!(
+            RemoteDisconnect,
+            "no common fabric: here {}, there {}{}",
+            ours.join(" "),
+            info.fabrics.join(" "),
+            if info.host == self.host { "" } else { " (another host: local does not reach it)" }
+        )
     }
 
     fn exchange(

@@ -7,6 +7,7 @@ use crate::peer::post_recvs;
 use baton_core::LaneId;
 use baton_core::notify::NotifyMode;
 use baton_core::peer::{LaneSetup, RingId};
+use baton_core::prepared::LaneRails;
 use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer, SEND_RQ_DEPTH};
 use baton_fabric::{EndpointConfig, EndpointId, Fabric, PeerView};
 use serde_json::Value;
@@ -194,6 +195,12 @@ impl EndpointSet {
             .map(|(i, depths)| setup(i + 1, depths, &theirs.rings[i], agreed.ring_bytes[i]))
             .collect();
         Ok((control, lanes))
+    }
+
+    /// On which rails each lane in use runs, here and at the peer.
+    pub fn lane_rails(&self, theirs: &FabricOffer, agreed: &Agreed) -> Box<[LaneRails]> {
+        let pairs = self.offer.lanes.iter().zip(&theirs.lanes).take(agreed.lanes.len());
+        pairs.map(|(own, peer)| LaneRails { own: own.rail, peer: peer.rail }).collect()
     }
 
     /// Takes everything down again; nothing of it was ever used.

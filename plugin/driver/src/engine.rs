@@ -1,7 +1,7 @@
 //! The engine as the host sees it: its life, its peers and their messages. Regions and transfers are in `work.rs`.
 
 use crate::clock::Clock;
-use crate::config::{Config, candidates, host_id};
+use crate::config::{Config, candidates, encode_conn_info, fabric_addresses, host_id};
 use crate::err;
 use crate::error::Result;
 use crate::halt::Halt;
@@ -54,11 +54,12 @@ impl Driver {
             key: session_key.clone(),
             host: host.clone(),
             fabrics: fabrics.iter().map(|fabric| fabric.name().to_owned()).collect(),
+            addresses: fabric_addresses(&fabrics),
             backends: vec![config.backend.clone()],
             protocol: ProtocolRange::OURS,
             features: Vec::new(),
         };
-        let conn_info = conn_info.encode().map_err(|e| err!(InvalidParam, "{e}"))?;
+        let conn_info = encode_conn_info(conn_info)?;
         let registry = Registry::new(instance, &config.agent_name, RegistryLimits::default())
             .map_err(|e| err!(InvalidParam, "{e}"))?;
         let local = |e: rustix::io::Errno| err!(Local, "creating the engine's descriptors: {e}");
@@ -72,6 +73,7 @@ impl Driver {
             fabrics,
             registry: RwLock::new(registry),
             regions: RwLock::new(HashMap::new()),
+            partial_registrations_said: Mutex::default(),
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),
             inbox: Inbox::default(),

@@ -10,6 +10,7 @@ use baton_core::Epoch;
 use baton_core::lifeline::Lifeline as Watch;
 use baton_core::notify::NotifyMode;
 use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};
+use baton_fabric::Caps;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -37,7 +38,7 @@ impl Shared {
             }
         };
         let Made { set, theirs, agreed, established, stream, reader, identity, verified } = made;
-        let lane_count = agreed.lanes.len() as u8;
+        let lanes = set.lane_rails(&theirs, &agreed);
         let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
         let watch = Watch::new(now, self.config.timeout_scale);
         let lifeline = Lifeline::new(
@@ -52,11 +53,12 @@ impl Shared {
         .map(Arc::new);
         set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
         tracing::info!(
-            "session with {} ({}), epoch {}: fabric {}, {lane_count} lane(s){}{}",
+            "session with {} ({}), epoch {}: fabric {}, {} lane(s){}{}",
             peer.name(),
             peer.instance,
             established.epoch.0,
             theirs.fabric,
+            lanes.len(),
             if agreed.notify == NotifyMode::Send { ", notifications by SEND" } else { "" },
             if verified { "" } else { ", inbound only until its connection information is loaded" }
         );
@@ -73,7 +75,8 @@ impl Shared {
             verified,
             identity,
             next_lane: 0,
-            lane_count,
+            lanes,
+            max_message_bytes: agreed.max_message_bytes,
             has_janitor: false,
             reason: None,
         }));
@@ -86,6 +89,8 @@ impl Shared {
         let (control, lanes) = made.set.setups(&made.theirs, &made.agreed)?;
         let defaults = SessionLimits::default();
         let stall_ms = defaults.stall_ms * u64::from(self.config.timeout_scale);
+        let caps = made.set.fabric.caps();
+        let longest = u32::try_from(made.agreed.max_message_bytes).unwrap_or(u32::MAX);
         let setup = SessionSetup {
             own: self.instance,
             peer: peer.instance,
@@ -95,7 +100,7 @@ impl Shared {
             lanes,
             peer_credit_addr: made.theirs.credit_page.addr,
             peer_credit_key: made.theirs.credit_page.key,
-            caps: made.set.fabric.caps(),
+            caps: Caps { max_message_bytes: longest.min(caps.max_message_bytes), ..caps },
             notify: made.agreed.notify,
             limits: SessionLimits { stall_ms, ..defaults },
             carry: baton_core::notify::Carry::default(),

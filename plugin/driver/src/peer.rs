@@ -4,7 +4,7 @@
 //! while holding a peer.
 
 use crate::err;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::inbox::{HostEvent, Notification};
 use crate::lifeline::LifelineHandle;
 use crate::memory::{EpochMemory, RING_BYTES};
@@ -13,7 +13,7 @@ use crate::transfer::Xfer;
 use baton_core::handshake;
 use baton_core::notify::Carry;
 use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
-use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::prepared::{LaneRails, LaneSplit, PrepareError, Prepared};
 use baton_core::wire::{ConnInfo, LifelineFrame};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
@@ -103,7 +103,10 @@ pub(crate) struct Channel {
     /// What the listener kept to verify the initiator once its connection information arrives.
     pub identity: Option<handshake::IdentityProof>,
     pub next_lane: u64,
-    pub lane_count: u8,
+    /// Rails of each lane.
+    pub lanes: Box<[LaneRails]>,
+    /// Longest work request that both sides permit.
+    pub max_message_bytes: u64,
     /// Ending, and a thread is at it.
     pub has_janitor: bool,
     /// Why it is ending.
@@ -240,10 +243,9 @@ impl PeerState {
         let token = self.take_token(xfer);
         let outcome = match self.outgoing() {
             None => Err(err!(RemoteDisconnect, "the session ended before the transfer could be posted")),
-            Some(channel) => {
-                let work = channel.prepare(xfer);
+            Some(channel) => channel.prepare(xfer).and_then(|work| {
                 channel.session.submit(now, token as u64, work, message).map_err(submit_error)
-            }
+            }),
         };
         if outcome.is_err() {
             self.give_token(token);
@@ -305,33 +307,34 @@ impl PeerState {
 }
 
 impl Channel {
-    /// Templates for this channel: kept from the last post, or split anew.
-    fn prepare(&mut self, xfer: &Xfer) -> Arc<Prepared> {
+    /// Templates for this channel: kept from the last post, or made anew.
+    fn prepare(&mut self, xfer: &Xfer) -> Result<Arc<Prepared>> {
         let mut kept = xfer.prepared.lock();
         if let Some(work) = kept.as_ref().filter(|work| work.lane_map_generation() == self.generation) {
-            return Arc::clone(work);
+            return Ok(Arc::clone(work));
         }
-        let caps = self.fabric.caps();
-        let local_keys: Vec<u64> = xfer.locals.iter().map(|mr| mr.keys[self.fabric_index].local).collect();
         let name = self.fabric.name();
-        let remote_keys: Vec<u64> = xfer
-            .remotes
-            .iter()
-            .map(|side| match side {
-                crate::transfer::RemoteSide::Peer(region) => region.blob.key(name).unwrap_or(0),
-                crate::transfer::RemoteSide::Own(_) => 0,
-            })
-            .collect();
+        let locals = xfer.locals.iter().map(|mr| mr.key_table(self.fabric_index, name));
+        let locals: Vec<_> = locals.collect::<Result<_>>()?;
+        let remotes: Vec<_> = xfer.remotes.iter().map(|side| side.key_table(name)).collect::<Result<_>>()?;
         let split = LaneSplit {
-            lane_count: self.lane_count,
-            stripe_min_bytes: caps.stripe_min_bytes,
+            lanes: &self.lanes,
+            max_message_bytes: self.max_message_bytes,
+            stripe_min_bytes: self.fabric.caps().stripe_min_bytes,
             first_lane: self.next_lane,
             lane_map_generation: self.generation,
         };
+        let work = Prepared::new(&xfer.plan, &locals, &remotes, &split).map_err(|e| {
+            let code = match &e {
+                PrepareError::Rail { .. } => Code::Protocol,
+                PrepareError::TooManyPieces { .. } => Code::Limit,
+            };
+            Error::new(code, format!("fabric {name}: {e}"))
+        })?;
         self.next_lane += 1;
-        let work = Arc::new(Prepared::new(&xfer.plan, &local_keys, &remote_keys, &split));
+        let work = Arc::new(work);
         *kept = Some(Arc::clone(&work));
-        work
+        Ok(work)
     }
 }
 

@@ -22,7 +22,7 @@ use baton_core::wire::{HostId, SessionKey, check_name};
 use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -55,6 +55,7 @@ pub(crate) struct Counters {
     pub violations: AtomicU64,
     pub lifelines_broken: AtomicU64,
     pub stale_fences: AtomicU64,
+    pub registrations_partial: AtomicU64,
 }
 
 /// Shared by the host's calls and the engine's threads.
@@ -68,6 +69,8 @@ pub(crate) struct Shared {
     pub routes: Vec<Routes>,
     pub registry: RwLock<Registry>,
     pub regions: RwLock<HashMap<u64, Arc<Mr>>>,
+    /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
+    pub partial_registrations_said: Mutex<HashSet<(&'static str, bool)>>,
     pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
     pub epochs: Mutex<EpochBook>,
     pub inbox: Inbox,

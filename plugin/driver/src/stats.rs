@@ -59,6 +59,7 @@ impl Shared {
             "violations": read(&c.violations),
             "lifelines_broken": read(&c.lifelines_broken),
             "stale_fences": read(&c.stale_fences),
+            "registrations_partial": read(&c.registrations_partial),
         })
     }
 }
@@ -81,7 +82,8 @@ fn peer_stats(peer: &Peer) -> Value {
             "id": channel.session_id.0,
             "epoch": channel.epoch.0,
             "fabric": channel.fabric.name(),
-            "lanes": channel.lane_count,
+            "lanes": channel.lanes.len(),
+            "rails": channel.lanes.iter().map(|lane| [lane.own, lane.peer]).collect::<Vec<_>>(),
             "verified": channel.verified,
             "protocol": serde_json::to_value(channel.session.stats()).unwrap_or_else(|e| Value::String(e.to_string())),
         });

@@ -6,7 +6,7 @@ use crate::peer::Peer;
 use crate::region::Mr;
 use baton_core::RegionId;
 use baton_core::plan::Plan;
-use baton_core::prepared::Prepared;
+use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
 use baton_fabric::Op;
 use parking_lot::Mutex;
@@ -175,6 +175,34 @@ impl Xfer {
 }
 
 impl RemoteSide {
+    /// The keys with which a session on this fabric names the peer's region in its work requests.
+    pub(crate) fn key_table(&self, fabric: &str) -> Result<KeyTable<'_>> {
+        let RemoteSide::Peer(region) = self else {
+            return Err(err!(Local, "a region of this engine itself has no key for a session"));
+        };
+        let blob = &region.blob;
+        let keys = blob.on(fabric).ok_or_else(|| {
+            let known: Vec<_> = blob.fabrics.iter().map(|keys| keys.fabric.as_str()).collect();
+            err!(
+                Unsupported,
+                "remote region {:#x} of {} ({:?}, {} bytes at {:#x}) has no key on fabric {fabric}, which the session \
+                 uses, only on: {}; its owner's log says why; let both engines use a fabric that has it (BATON_FABRIC)",
+                blob.region.0,
+                region.name,
+                blob.kind,
+                blob.len,
+                blob.base,
+                known.join(" ")
+            )
+        })?;
+        Ok(KeyTable {
+            base: blob.base,
+            segment_bytes: keys.segment_bytes,
+            rails: keys.rails,
+            keys: &keys.keys,
+        })
+    }
+
     fn own(&self) -> Option<&Arc<Mr>> {
         match self {
             RemoteSide::Own(mr) => Some(mr),

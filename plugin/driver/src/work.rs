@@ -4,20 +4,20 @@ use crate::engine::Driver;
 use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
-use crate::region::Mr;
+use crate::region::{Mr, OnFabric};
 use crate::shared::{Shared, random_u64};
 use crate::transfer::{RemoteSide, Status, Target, Xfer};
 use baton_core::peer::CancelOutcome;
 use baton_core::plan::{Pair, Plan, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
-use baton_fabric::{Keys, Memory, Op};
+use baton_fabric::{FabricError, Memory, MemoryKind, Op};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Withdrawing a region blocks at most this long (PROTOCOL §8).
-const DEREGISTER_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const DEREGISTER_LIMIT: Duration = Duration::from_secs(1);
 
 /// One piece of a transfer, as in the ABI.
 #[repr(C)]
@@ -50,7 +50,7 @@ fn resolve_error(e: ResolveError) -> Error {
 }
 
 impl Driver {
-    /// Registers memory on every fabric.
+    /// Registers memory on every fabric that can have it. One is enough; a transfer over another then fails with its reason.
     pub fn register(&self, memory: &Memory) -> Result<u64> {
         let shared = &self.shared;
         shared.usable()?;
@@ -62,31 +62,27 @@ impl Driver {
                 memory.len_bytes
             ));
         }
-        let mut keys: Vec<Keys> = Vec::with_capacity(shared.fabrics.len());
-        for fabric in &shared.fabrics {
-            match fabric.register(memory) {
-                Ok(made) => keys.push(made),
-                Err(e) => {
-                    shared.unregister(&keys);
-                    return Err(Error::new(
-                        Error::from(e.clone()).code,
-                        format!("fabric {}: {e}", fabric.name()),
-                    ));
-                }
-            }
-        }
-        let named = shared.fabrics.iter().map(|fabric| fabric.name()).zip(keys.iter().copied()).collect();
+        let on: Vec<_> = shared.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory)).collect();
+        shared.judge_registration(memory, &on)?;
+        let named: Vec<_> = shared
+            .fabrics
+            .iter()
+            .zip(&on)
+            .filter_map(|(fabric, made)| Some((fabric.name(), &made.as_ref().ok()?.all)))
+            .collect();
         let mut registry = shared.registry.write();
-        let handle = registry.add_local(*memory, named, random_u64() as u32).map_err(registry_error);
+        let handle = registry.add_local(*memory, &named, random_u64() as u32).map_err(registry_error);
         let region = handle.as_ref().ok().and_then(|handle| registry.local(*handle).cloned());
         drop(registry);
         match (handle, region) {
             (Ok(handle), Some(region)) => {
-                shared.regions.write().insert(handle.0, Arc::new(Mr::new(region, keys)));
+                shared.regions.write().insert(handle.0, Arc::new(Mr::new(region, on)));
                 Ok(handle.0)
             }
             (outcome, _) => {
-                shared.unregister(&keys);
+                let made = shared.fabrics.iter().zip(&on);
+                made.filter_map(|(fabric, made)| Some((fabric, made.as_ref().ok()?)))
+                    .for_each(|(fabric, made)| made.take_back(&**fabric));
                 Err(outcome
                     .err()
                     .unwrap_or_else(|| err!(Local, "the region vanished while it was registered")))
@@ -110,9 +106,10 @@ impl Driver {
             shared.revoke_at_peers(mr.region.id(), deadline);
         }
         let mut outcome = Ok(());
-        for (fabric, keys) in shared.fabrics.iter().zip(&mr.keys) {
+        for (fabric, made) in shared.fabrics.iter().zip(&mr.on) {
+            let Ok(made) = made else { continue };
             if let Err(e) =
-                fabric.deregister(*keys, deadline.max(Instant::now() + Duration::from_millis(100)))
+                fabric.deregister(made.keys, deadline.max(Instant::now() + Duration::from_millis(100)))
             {
                 outcome = Err(err!(Local, "region {handle:#x} on fabric {}: {e}", fabric.name()));
             }
@@ -231,13 +228,32 @@ impl Driver {
 }
 
 impl Shared {
-    /// Takes a registration back that nobody has seen yet.
-    fn unregister(&self, keys: &[Keys]) {
-        for (fabric, keys) in self.fabrics.iter().zip(keys) {
-            if let Err(e) = fabric.deregister(*keys, Instant::now() + DEREGISTER_LIMIT) {
-                tracing::error!("taking back a registration on fabric {}: {e}", fabric.name());
+    /// An error if no fabric has the memory. What some could not have is counted, and said once per fabric and kind of memory.
+    fn judge_registration(
+        &self,
+        memory: &Memory,
+        on: &[std::result::Result<OnFabric, FabricError>],
+    ) -> Result<()> {
+        let fabrics = self.fabrics.iter().map(|fabric| fabric.name());
+        let failed: Vec<_> =
+            fabrics.zip(on).filter_map(|(name, made)| Some((name, made.as_ref().err()?))).collect();
+        if failed.len() == on.len() {
+            let code = failed.first().map_or(Code::Local, |(_, e)| Error::from((*e).clone()).code);
+            let reasons: Vec<_> = failed.iter().map(|(name, e)| format!("fabric {name}: {e}")).collect();
+            return Err(Error::new(code, reasons.join("; ")));
+        }
+        for (name, e) in failed {
+            self.counters.registrations_partial.fetch_add(1, Ordering::Relaxed);
+            let text = format!(
+                "{:?} memory at {:#x} of {} bytes is not registered with fabric {name} and sessions over it cannot use it: {e}",
+                memory.kind, memory.addr, memory.len_bytes
+            );
+            match self.partial_registrations_said.lock().insert((name, memory.kind == MemoryKind::Vram)) {
+                true => tracing::warn!("{text} (said once per fabric and kind of memory)"),
+                false => tracing::debug!("{text}"),
             }
         }
+        Ok(())
     }
 
     fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {

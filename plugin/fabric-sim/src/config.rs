@@ -60,6 +60,10 @@ pub struct SimConfig {
     pub default_lanes: u8,
     /// [`baton_fabric::Caps::stripe_min_bytes`].
     pub stripe_min_bytes: u64,
+    /// Rails of each node, 1 to 16; every endpoint is on one of them, and a key serves one of them.
+    pub rails: u8,
+    /// Memory is registered in segments of this length at most.
+    pub segment_bytes: u64,
     /// Only for tests of checkers.
     pub sabotage: Option<Sabotage>,
 }
@@ -86,6 +90,8 @@ impl Default for SimConfig {
             inline_bytes: 220,
             default_lanes: 2,
             stripe_min_bytes: 4096,
+            rails: 1,
+            segment_bytes: u64::MAX,
             sabotage: None,
         }
     }

@@ -51,6 +51,7 @@ impl Wr {
 
 pub(crate) struct Endpoint {
     pub config: EndpointConfig,
+    pub rail: u8,
     pub state: State,
     pub peer: Option<Qp>,
     /// Flow towards the peer.
@@ -71,9 +72,10 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub fn new(config: EndpointConfig) -> Endpoint {
+    pub fn new(config: EndpointConfig, rail: u8) -> Endpoint {
         Endpoint {
             config,
+            rail,
             state: State::Created,
             peer: None,
             flow: usize::MAX,
@@ -136,6 +138,8 @@ pub(crate) enum Answer {
 pub(crate) struct Flow {
     pub from: Qp,
     pub to: Qp,
+    /// Of `from` and of `to`.
+    pub rails: [u8; 2],
     pub requests: VecDeque<InFlight>,
     pub answers: VecDeque<(u64, Answer)>,
     pub deliver_scheduled: bool,
@@ -147,10 +151,11 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub fn new(from: Qp, to: Qp) -> Flow {
+    pub fn new(from: Qp, to: Qp, rails: [u8; 2]) -> Flow {
         Flow {
             from,
             to,
+            rails,
             requests: VecDeque::new(),
             answers: VecDeque::new(),
             deliver_scheduled: false,

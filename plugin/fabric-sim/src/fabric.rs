@@ -109,10 +109,11 @@ fn admit(inner: &mut Inner, qp: Qp, batch: &Batch<'_>, not_found: FabricError) -
     if ep.state == State::Created {
         return Err(FabricError::Invalid(format!("endpoint {:?} is not connected", qp.1)));
     }
-    if let Some(template) = batch.work.iter().find(|template| template.len_bytes > max_message) {
+    let lengths = batch.work.iter().map(|template| u64::from(template.len_bytes));
+    let longest = lengths.chain(batch.extra.map(|extra| extra.bytes.len() as u64)).max();
+    if let Some(longest) = longest.filter(|longest| *longest > u64::from(max_message)) {
         return Err(FabricError::Limit(format!(
-            "{} bytes in one work request: the limit is {max_message}",
-            template.len_bytes
+            "{longest} bytes in one work request: the limit is {max_message}"
         )));
     }
     let (used, depth) = (ep.unpolled_sends.len() + batch.len(), ep.config.sq_depth as usize);
@@ -185,13 +186,33 @@ impl Fabric for SimFabric {
 
     fn register(&self, memory: &Memory) -> Result<Keys, FabricError> {
         let mut inner = self.world.lock();
-        let keys = Keys { local: inner.rng.bits(), remote: inner.rng.bits() };
-        if inner.nodes[self.node].memory.register(memory, keys) {
-            Ok(keys)
+        let (rails, segment_bytes) = (inner.cfg.rails, inner.cfg.segment_bytes.max(1));
+        let segments = memory.len_bytes.div_ceil(segment_bytes).max(1);
+        let pairs: Vec<_> = (0..u64::from(rails) * segments)
+            .map(|_| Keys { local: inner.rng.bits(), remote: inner.rng.bits() })
+            .collect();
+        let all = RegionKeys {
+            segment_bytes,
+            rails,
+            local: pairs.iter().map(|keys| keys.local).collect(),
+            remote: pairs.iter().map(|keys| keys.remote).collect(),
+        };
+        if inner.nodes[self.node].memory.register(memory, all) {
+            Ok(pairs[0])
         } else {
             let Memory { addr, len_bytes, .. } = memory;
             Err(FabricError::Invalid(format!("node {} has no memory at {addr:#x} + {len_bytes}", self.node)))
         }
+    }
+
+    fn region_keys(&self, keys: Keys) -> RegionKeys {
+        let inner = self.world.lock();
+        let known = inner.nodes[self.node].memory.region_keys(keys).cloned();
+        known.unwrap_or_else(|| RegionKeys::whole(keys))
+    }
+
+    fn rail(&self, endpoint: EndpointId) -> u8 {
+        self.world.lock().endpoint((self.node, endpoint)).map_or(0, |ep| ep.rail)
     }
 
     fn revoke(&self, keys: Keys) {
@@ -220,12 +241,15 @@ impl Fabric for SimFabric {
             )));
         }
         let seed = inner.seed;
+        // Any endpoint of any rail reaches any other here, so chance decides.
+        let rails = u64::from(inner.cfg.rails);
+        let rail = if rails > 1 { inner.rng.below(rails) as u8 } else { 0 };
         let slots = &mut inner.nodes[self.node].slots;
         let free = slots.iter().position(|slot| slot.endpoint.is_none()).unwrap_or_else(|| {
             slots.push(Slot::default());
             slots.len() - 1
         });
-        slots[free].endpoint = Some(Endpoint::new(*config));
+        slots[free].endpoint = Some(Endpoint::new(*config, rail));
         let id = EndpointId { slot: free as u32, generation: slots[free].generation };
         let address = json!({ "sim": seed, "node": self.node, "slot": id.slot, "generation": id.generation });
         Ok((id, address))
@@ -240,17 +264,17 @@ impl Fabric for SimFabric {
         let mut inner = self.world.lock();
         let (me, peer) = ((self.node, endpoint), parse(&inner, peer)?);
         let next_flow = inner.flows.len();
-        let other = inner.endpoint(peer).map(|ep| (ep.state, ep.peer));
-        match other {
-            Some((State::Created, _)) => {}
-            Some((State::Connected, Some(whose))) if whose == me => {}
+        let other = inner.endpoint(peer).map(|ep| (ep.state, ep.peer, ep.rail));
+        let peer_rail = match other {
+            Some((State::Created, _, rail)) => rail,
+            Some((State::Connected, Some(whose), rail)) if whose == me => rail,
             _ => {
                 return Err(FabricError::Peer(format!(
                     "node {} has no endpoint {:?} to connect to",
                     peer.0, peer.1
                 )));
             }
-        }
+        };
         let ep = inner.endpoint(me).ok_or_else(|| self.not_found(endpoint))?;
         if ep.state != State::Created {
             return Err(FabricError::Invalid(format!(
@@ -260,7 +284,8 @@ impl Fabric for SimFabric {
         ep.state = State::Connected;
         ep.peer = Some(peer);
         ep.flow = next_flow;
-        inner.flows.push(Flow::new(me, peer));
+        let rail = ep.rail;
+        inner.flows.push(Flow::new(me, peer, [rail, peer_rail]));
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Memory of a node: arenas at invented addresses, and the regions registered on them.
 
-use baton_fabric::{Keys, Memory};
+use baton_fabric::{Keys, Memory, RegionKeys};
 use std::collections::BTreeMap;
 
 /// What somebody wants with memory.
@@ -14,9 +14,10 @@ pub(crate) enum Want {
     RemoteWrite,
 }
 
+/// A segment of a registration on one rail: what one pair of keys opens.
 struct Region {
     memory: Memory,
-    remote: u64,
+    rail: u8,
     revoked: bool,
 }
 
@@ -29,6 +30,8 @@ pub(crate) struct NodeMemory {
     regions: BTreeMap<u64, Region>,
     /// Remote key → local key.
     remote: BTreeMap<u64, u64>,
+    /// All keys of a registration by its first local one.
+    registrations: BTreeMap<u64, RegionKeys>,
 }
 
 impl NodeMemory {
@@ -61,35 +64,56 @@ impl NodeMemory {
         arena.get_mut(start..start.checked_add(len_bytes)?)
     }
 
-    pub fn register(&mut self, memory: &Memory, keys: Keys) -> bool {
+    /// `keys` has one pair per rail and segment.
+    pub fn register(&mut self, memory: &Memory, keys: RegionKeys) -> bool {
         let known = usize::try_from(memory.len_bytes).is_ok_and(|len| self.bytes(memory.addr, len).is_some());
-        if known {
-            self.regions.insert(keys.local, Region { memory: *memory, remote: keys.remote, revoked: false });
-            self.remote.insert(keys.remote, keys.local);
+        if !known {
+            return false;
         }
-        known
+        let segments = keys.segments();
+        for (index, (local, remote)) in keys.local.iter().zip(&keys.remote).enumerate() {
+            let (rail, offset) = ((index / segments) as u8, (index % segments) as u64 * keys.segment_bytes);
+            let len_bytes = keys.segment_bytes.min(memory.len_bytes - offset);
+            let segment = Memory { addr: memory.addr + offset, len_bytes, ..*memory };
+            self.regions.insert(*local, Region { memory: segment, rail, revoked: false });
+            self.remote.insert(*remote, *local);
+        }
+        self.registrations.insert(keys.local[0], keys);
+        true
+    }
+
+    /// All keys of a registration.
+    pub fn region_keys(&self, keys: Keys) -> Option<&RegionKeys> {
+        self.registrations.get(&keys.local).filter(|all| all.remote[0] == keys.remote)
     }
 
     pub fn revoke(&mut self, keys: Keys) -> bool {
-        let region = self.regions.get_mut(&keys.local).filter(|region| region.remote == keys.remote);
-        region.map(|region| region.revoked = true).is_some()
+        let Some(all) = self.region_keys(keys).map(|all| all.local.clone()) else { return false };
+        for local in all {
+            if let Some(region) = self.regions.get_mut(&local) {
+                region.revoked = true;
+            }
+        }
+        true
     }
 
     pub fn deregister(&mut self, keys: Keys) -> bool {
-        let known = self.revoke(keys);
-        if known {
-            self.regions.remove(&keys.local);
-            self.remote.remove(&keys.remote);
+        if self.region_keys(keys).is_none() {
+            return false;
         }
-        known
+        if let Some(all) = self.registrations.remove(&keys.local) {
+            self.regions.retain(|local, _| !all.local.contains(local));
+            self.remote.retain(|remote, _| !all.remote.contains(remote));
+        }
+        true
     }
 
     pub fn region_count(&self) -> usize {
-        self.regions.len()
+        self.registrations.len()
     }
 
-    /// Whether the key permits this, now.
-    pub fn allows(&self, key: u64, addr: u64, len_bytes: usize, want: Want) -> bool {
+    /// Whether the key permits this to an endpoint on a rail, now.
+    pub fn allows(&self, rail: u8, key: u64, addr: u64, len_bytes: usize, want: Want) -> bool {
         let local = if want == Want::Local { Some(&key) } else { self.remote.get(&key) };
         let Some(region) = local.and_then(|key| self.regions.get(key)) else { return false };
         let permitted = match want {
@@ -100,20 +124,20 @@ impl NodeMemory {
         let inside = addr.checked_add(len_bytes as u64).is_some_and(|end| {
             addr >= region.memory.addr && end - region.memory.addr <= region.memory.len_bytes
         });
-        permitted && inside && !region.revoked
+        permitted && inside && region.rail == rail && !region.revoked
     }
 
     /// Reads through a key.
-    pub fn read(&self, key: u64, addr: u64, len_bytes: usize, want: Want) -> Option<Vec<u8>> {
-        if !self.allows(key, addr, len_bytes, want) {
+    pub fn read(&self, rail: u8, key: u64, addr: u64, len_bytes: usize, want: Want) -> Option<Vec<u8>> {
+        if !self.allows(rail, key, addr, len_bytes, want) {
             return None;
         }
         self.bytes(addr, len_bytes).map(<[u8]>::to_vec)
     }
 
     /// Writes through a key; nothing is written unless all may be.
-    pub fn write(&mut self, key: u64, addr: u64, bytes: &[u8], want: Want) -> bool {
-        if !self.allows(key, addr, bytes.len(), want) {
+    pub fn write(&mut self, rail: u8, key: u64, addr: u64, bytes: &[u8], want: Want) -> bool {
+        if !self.allows(rail, key, addr, bytes.len(), want) {
             return false;
         }
         match self.bytes_mut(addr, bytes.len()) {

@@ -70,11 +70,12 @@ impl Inner {
     fn request(&mut self, qp: Qp, index: usize) -> Option<InFlight> {
         let node = qp.0;
         let slot = self.nodes[node].slots.get(qp.1.slot as usize)?;
-        let wr = &slot.endpoint.as_ref()?.sq[index];
+        let ep = slot.endpoint.as_ref()?;
+        let (wr, rail) = (&ep.sq[index], ep.rail);
         let memory = &self.nodes[node].memory;
         let fetch = |source: &Source| match source {
             Source::Inline(bytes) => Some(bytes.clone()),
-            Source::Memory(addr, key, len) => memory.read(*key, *addr, *len, Want::Local),
+            Source::Memory(addr, key, len) => memory.read(rail, *key, *addr, *len, Want::Local),
         };
         let request = match &wr.kind {
             WrKind::Write { source, remote_addr, remote_key, imm } => {
@@ -82,7 +83,7 @@ impl Inner {
             }
             WrKind::Send { source } => Request::Send { bytes: fetch(source)? },
             WrKind::Read { local_addr, local_key, len, remote_addr, remote_key } => {
-                if !memory.allows(*local_key, *local_addr, *len, Want::Local) {
+                if !memory.allows(rail, *local_key, *local_addr, *len, Want::Local) {
                     return None;
                 }
                 Request::Read { addr: *remote_addr, key: *remote_key, len: *len }
@@ -211,7 +212,7 @@ impl Inner {
     /// Places a piece: the bounds of the whole first, then the piece as the key stands by now.
     fn place_write(&mut self, flow: usize, addr: u64, key: u64, placed: usize, piece: usize) -> bool {
         let wrong = self.cfg.sabotage == Some(Sabotage::WrongByte) && self.rng.chance(1, 50);
-        let Flow { to, requests, .. } = &self.flows[flow];
+        let Flow { to, requests, rails: [_, rail], .. } = &self.flows[flow];
         let Request::Write { bytes, .. } = &requests[0].request else { return false };
         let mut part = bytes[placed..placed + piece].to_vec();
         if wrong && piece > 0 {
@@ -219,8 +220,8 @@ impl Inner {
         }
         let node = &mut self.nodes[to.0];
         node.counters.bytes_placed += piece as u64;
-        node.memory.allows(key, addr, bytes.len(), Want::RemoteWrite)
-            && node.memory.write(key, addr + placed as u64, &part, Want::RemoteWrite)
+        node.memory.allows(*rail, key, addr, bytes.len(), Want::RemoteWrite)
+            && node.memory.write(*rail, key, addr + placed as u64, &part, Want::RemoteWrite)
     }
 
     /// The target hears an immediate; `false` without a RECV.
@@ -237,7 +238,7 @@ impl Inner {
     }
 
     fn deliver_send(&mut self, flow: usize) {
-        let to = self.flows[flow].to;
+        let Flow { to, rails: [_, rail], .. } = self.flows[flow];
         let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.front().copied()) else {
             return self.no_recv(flow);
         };
@@ -247,7 +248,7 @@ impl Inner {
         if len > slot.len_bytes as usize {
             return self.refuse(flow, WcStatus::RemoteLength, true);
         }
-        if len > 0 && !self.nodes[to.0].memory.write(slot.local_key, slot.addr, bytes, Want::Local) {
+        if len > 0 && !self.nodes[to.0].memory.write(rail, slot.local_key, slot.addr, bytes, Want::Local) {
             return self.refuse(flow, WcStatus::RemoteAccess, true);
         }
         if let Some(ep) = self.endpoint(to) {
@@ -258,9 +259,9 @@ impl Inner {
     }
 
     fn deliver_read(&mut self, flow: usize) {
-        let to = self.flows[flow].to;
+        let Flow { to, rails: [_, rail], .. } = self.flows[flow];
         let Request::Read { addr, key, len } = self.flows[flow].requests[0].request else { return };
-        if !self.nodes[to.0].memory.allows(key, addr, len, Want::RemoteRead) {
+        if !self.nodes[to.0].memory.allows(rail, key, addr, len, Want::RemoteRead) {
             return self.refuse(flow, WcStatus::RemoteAccess, true);
         }
         self.delivered(flow, Some(Answer::Sampling { addr, key, len, bytes: Vec::new() }));
@@ -321,7 +322,7 @@ impl Inner {
 
     fn sample(&mut self, flow: usize) {
         self.flows[flow].sample_scheduled = false;
-        let to = self.flows[flow].to;
+        let Flow { to, rails: [_, rail], .. } = self.flows[flow];
         let next =
             self.flows[flow].answers.iter().position(|(_, answer)| matches!(answer, Answer::Sampling { .. }));
         let Some(index) = next else { return };
@@ -335,7 +336,7 @@ impl Inner {
             _ => return,
         };
         let piece = self.piece(len - have);
-        let Some(read) = self.nodes[to.0].memory.read(key, addr + have as u64, piece, Want::RemoteRead)
+        let Some(read) = self.nodes[to.0].memory.read(rail, key, addr + have as u64, piece, Want::RemoteRead)
         else {
             self.flows[flow].answers.truncate(index);
             return self.close(flow, seq, WcStatus::RemoteAccess, true);
@@ -404,7 +405,7 @@ impl Inner {
 
     /// Places a piece of a READ; `Some` when that was the last.
     fn place_read(&mut self, flow: usize) -> Option<WcStatus> {
-        let qp = self.flows[flow].from;
+        let Flow { from: qp, rails: [rail, _], .. } = self.flows[flow];
         let (seq, Answer::Data { bytes, placed }) = self.flows[flow].answers.front()? else { return None };
         let (seq, total, placed) = (*seq, bytes.len(), *placed);
         let piece = self.piece(total - placed);
@@ -417,7 +418,13 @@ impl Inner {
             return None;
         };
         let memory = &mut self.nodes[qp.0].memory;
-        if !memory.write(local_key, local_addr + placed as u64, &bytes[placed..placed + piece], Want::Local) {
+        if !memory.write(
+            rail,
+            local_key,
+            local_addr + placed as u64,
+            &bytes[placed..placed + piece],
+            Want::Local,
+        ) {
             return Some(WcStatus::LocalAccess);
         }
         *so_far += piece;

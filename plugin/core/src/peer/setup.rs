@@ -80,6 +80,16 @@ impl SessionSetup {
         if self.notify == NotifyMode::Immediate && !self.caps.immediate {
             return refuse("the number of immediates of the fabric".into(), 0, "one, or send mode");
         }
+        // A record is one work request.
+        let rings = self.lanes.iter().chain([&self.control]).map(|lane| lane.ring_bytes);
+        if self.caps.max_message_bytes < super::slot_bytes(rings.max().unwrap_or(0)) {
+            let value = u64::from(self.caps.max_message_bytes);
+            return refuse(
+                "the longest work request".into(),
+                value,
+                "at least a quarter of a record ring and the header of a SEND",
+            );
+        }
         let lanes = self.lanes.iter().enumerate().map(|(n, lane)| (format!("lane {n}"), lane));
         for (name, lane) in lanes.chain([("control".to_owned(), &self.control)]) {
             if lane.sq_depth < MIN_SQ_DEPTH {

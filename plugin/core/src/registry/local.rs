@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use baton_fabric::{Keys, Memory};
+use baton_fabric::{Memory, RegionKeys};
 
 use super::region::{LocalRegion, RegionHandle};
 use super::slab::Slab;
 use crate::ids::{Instance, RegionId};
-use crate::wire::{Access, RegionBlob, RegionBlobError};
+use crate::wire::{Access, FabricKeys, RegionBlob, RegionBlobError};
 
 #[derive(Debug)]
 pub(super) struct LocalTable {
@@ -27,14 +27,14 @@ impl LocalTable {
         &mut self,
         own: Instance,
         memory: Memory,
-        keys: Vec<(&'static str, Keys)>,
+        keys: &[(&str, &RegionKeys)],
         random: u32,
     ) -> Result<RegionHandle, RegionBlobError> {
         let mut handle = RegionHandle(0);
         self.slab.insert(|index, generation| {
             handle = RegionHandle::local(index, generation, random);
-            let exported = describe(own, handle, &memory, &keys).encode()?;
-            Ok(Arc::new(LocalRegion::new(handle, memory, keys, exported)))
+            let exported = describe(own, handle, &memory, keys).encode()?;
+            Ok(Arc::new(LocalRegion::new(handle, memory, exported)))
         })?;
         Ok(handle)
     }
@@ -60,7 +60,7 @@ fn describe(
     own: Instance,
     handle: RegionHandle,
     memory: &Memory,
-    keys: &[(&'static str, Keys)],
+    keys: &[(&str, &RegionKeys)],
 ) -> RegionBlob {
     let access = Access { remote_read: memory.remote_read, remote_write: memory.remote_write };
     let open = access != Access::default();
@@ -72,6 +72,10 @@ fn describe(
         kind: memory.kind,
         device: memory.device,
         access,
-        keys: keys.iter().filter(|_| open).map(|(name, keys)| ((*name).to_owned(), keys.remote)).collect(),
+        fabrics: keys
+            .iter()
+            .filter(|_| open)
+            .map(|(name, keys)| FabricKeys::new(name, memory.len_bytes, keys))
+            .collect(),
     }
 }

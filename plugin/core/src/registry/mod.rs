@@ -15,7 +15,7 @@ pub use region::{LocalRegion, RegionHandle, RemoteRegion, Resolved};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use baton_fabric::{Keys, Memory};
+use baton_fabric::{Memory, RegionKeys};
 
 use crate::ids::{Instance, RegionId};
 use crate::wire::{ConnInfo, NameError, RegionBlob, RegionBlobError, check_name};
@@ -213,14 +213,14 @@ impl Registry {
 
     // ---- own regions
 
-    /// Adds a registration with its keys on each fabric. Equal and overlapping ones are independent. `random` makes the number unguessable.
+    /// Adds a registration with its keys on each fabric that has it. Equal and overlapping ones are independent. `random` makes the number unguessable.
     ///
     /// # Errors
     /// Limit, or memory that cannot be exported (empty, beyond the address space).
     pub fn add_local(
         &mut self,
         memory: Memory,
-        keys: Vec<(&'static str, Keys)>,
+        keys: &[(&str, &RegionKeys)],
         random: u32,
     ) -> Result<RegionHandle, RegistryError> {
         self.room("local_regions", self.local.used(), self.limits.local_regions)?;

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use baton_fabric::{Keys, Memory};
+use baton_fabric::Memory;
 
 use crate::ids::{Instance, RegionId};
 use crate::wire::RegionBlob;
@@ -43,30 +43,18 @@ pub struct LocalRegion {
     pub handle: RegionHandle,
     /// What is registered.
     pub memory: Memory,
-    /// Keys by fabric.
-    pub keys: Vec<(&'static str, Keys)>,
     exported: Box<[u8]>,
     revoked: AtomicBool,
 }
 
 impl LocalRegion {
-    pub(super) fn new(
-        handle: RegionHandle,
-        memory: Memory,
-        keys: Vec<(&'static str, Keys)>,
-        exported: Vec<u8>,
-    ) -> Self {
-        Self { handle, memory, keys, exported: exported.into(), revoked: AtomicBool::new(false) }
+    pub(super) fn new(handle: RegionHandle, memory: Memory, exported: Vec<u8>) -> Self {
+        Self { handle, memory, exported: exported.into(), revoked: AtomicBool::new(false) }
     }
 
     /// Number on the wire.
     pub fn id(&self) -> RegionId {
         RegionId(self.handle.0)
-    }
-
-    /// Keys on a fabric.
-    pub fn key(&self, fabric: &str) -> Option<Keys> {
-        self.keys.iter().find(|(name, _)| *name == fabric).map(|(_, keys)| *keys)
     }
 
     /// Whether `addr..addr + len` lies inside.

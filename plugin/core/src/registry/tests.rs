@@ -1,4 +1,4 @@
-use baton_fabric::MemoryKind;
+use baton_fabric::{Keys, MemoryKind};
 use proptest::prelude::*;
 
 use super::*;
@@ -22,8 +22,12 @@ fn memory(addr: u64, len_bytes: u64) -> Memory {
     }
 }
 
-fn keys(n: u64) -> Vec<(&'static str, Keys)> {
-    vec![("local", Keys { local: n, remote: n + 100 }), ("tcp", Keys { local: n + 1, remote: n + 101 })]
+fn keys(n: u64) -> [RegionKeys; 2] {
+    [n, n + 1].map(|n| RegionKeys::whole(Keys { local: n, remote: n + 100 }))
+}
+
+fn on(keys: &[RegionKeys; 2]) -> [(&'static str, &RegionKeys); 2] {
+    [("local", &keys[0]), ("tcp", &keys[1])]
 }
 
 fn info(name: &str, instance: u8) -> ConnInfo {
@@ -39,9 +43,9 @@ fn blob(instance: u8, region: u64) -> Vec<u8> {
 #[test]
 fn equal_and_overlapping_registrations_are_independent() {
     let mut registry = registry();
-    let a = registry.add_local(memory(0x1000, 64), keys(1), 7).unwrap();
-    let b = registry.add_local(memory(0x1000, 64), keys(2), 7).unwrap();
-    let c = registry.add_local(memory(0x1020, 64), keys(3), 7).unwrap();
+    let a = registry.add_local(memory(0x1000, 64), &on(&keys(1)), 7).unwrap();
+    let b = registry.add_local(memory(0x1000, 64), &on(&keys(2)), 7).unwrap();
+    let c = registry.add_local(memory(0x1020, 64), &on(&keys(3)), 7).unwrap();
     assert!(a != b && b != c && a != c);
     let exported = registry.export(b).unwrap().to_vec();
     assert_ne!(registry.export(a).unwrap(), exported, "unique per registration");
@@ -49,29 +53,30 @@ fn equal_and_overlapping_registrations_are_independent() {
     assert!(gone.is_revoked() && registry.local(a).is_none() && registry.remove_local(a).is_none());
     assert!(!registry.local(b).unwrap().is_revoked());
     assert_eq!(registry.export(b).unwrap(), exported, "stable");
-    assert_eq!(registry.local(c).unwrap().key("tcp"), Some(Keys { local: 4, remote: 104 }));
+    let tcp = RegionBlob::decode(registry.export(c).unwrap()).unwrap().key("tcp", 0, 63);
+    assert_eq!(tcp, Some(104));
     let decoded = RegionBlob::decode(&exported).unwrap();
     assert_eq!(
         (decoded.instance, decoded.region, decoded.base),
         (OWN, registry.local(b).unwrap().id(), 0x1000)
     );
-    assert_eq!(decoded.keys, [("local".to_owned(), 102), ("tcp".to_owned(), 103)]);
+    assert_eq!(decoded.fabrics, [samples::one_key("local", 102), samples::one_key("tcp", 103)]);
 }
 
 #[test]
 fn a_region_that_peers_may_not_touch_tells_no_key() {
     let mut registry = registry();
     let private = Memory { remote_read: false, remote_write: false, ..memory(1, 1) };
-    let handle = registry.add_local(private, keys(1), 7).unwrap();
-    assert_eq!(RegionBlob::decode(registry.export(handle).unwrap()).unwrap().keys, []);
+    let handle = registry.add_local(private, &on(&keys(1)), 7).unwrap();
+    assert_eq!(RegionBlob::decode(registry.export(handle).unwrap()).unwrap().fabrics, []);
 }
 
 #[test]
 fn a_reused_slot_does_not_answer_to_the_old_handle() {
     let mut registry = registry();
-    let old = registry.add_local(memory(1, 1), keys(1), 7).unwrap();
+    let old = registry.add_local(memory(1, 1), &on(&keys(1)), 7).unwrap();
     registry.remove_local(old);
-    let new = registry.add_local(memory(1, 1), keys(1), 7).unwrap();
+    let new = registry.add_local(memory(1, 1), &on(&keys(1)), 7).unwrap();
     assert_ne!(old, new);
     assert!(registry.local(old).is_none() && registry.local(new).is_some());
     let first = registry.import("p", &blob(1, 5)).unwrap().0;
@@ -85,16 +90,16 @@ fn a_reused_slot_does_not_answer_to_the_old_handle() {
 #[test]
 fn memory_that_is_empty_or_beyond_the_address_space_is_refused_and_takes_no_slot() {
     let mut registry = registry();
-    assert!(registry.add_local(memory(5, 0), keys(1), 7).is_err());
-    assert!(registry.add_local(memory(u64::MAX, 2), keys(1), 7).is_err());
+    assert!(registry.add_local(memory(5, 0), &on(&keys(1)), 7).is_err());
+    assert!(registry.add_local(memory(u64::MAX, 2), &on(&keys(1)), 7).is_err());
     assert_eq!(registry.counts().local_regions, 0);
-    registry.add_local(memory(5, 1), keys(1), 7).unwrap();
+    registry.add_local(memory(5, 1), &on(&keys(1)), 7).unwrap();
 }
 
 #[test]
 fn bounds_are_checked_without_overflow() {
     let mut registry = registry();
-    let handle = registry.add_local(memory(1000, 100), keys(1), 7).unwrap();
+    let handle = registry.add_local(memory(1000, 100), &on(&keys(1)), 7).unwrap();
     let region = registry.local(handle).unwrap();
     for (addr, len) in [(1000, 100), (1000, 0), (1100, 0), (1099, 1)] {
         assert!(region.contains(addr, len), "{addr} {len}");
@@ -129,7 +134,7 @@ fn our_own_name_and_instance_are_recognised() {
     let own = ConnInfo { name: "me".into(), instance: OWN, ..samples::conn_info() };
     assert_eq!(registry.load_remote(Some("me"), own), Ok(LoadEffect::Own));
     assert!(matches!(registry.load_remote(None, info("me", 1)), Err(RegistryError::OwnName { .. })));
-    let handle = registry.add_local(memory(0x1000, 64), keys(1), 7).unwrap();
+    let handle = registry.add_local(memory(0x1000, 64), &on(&keys(1)), 7).unwrap();
     let exported = registry.export(handle).unwrap().to_vec();
     let (imported, binding) = registry.import("me", &exported).unwrap();
     assert_eq!(binding, Binding::Bound);
@@ -205,10 +210,10 @@ fn a_withdrawn_region_is_refused_in_every_handle_request_and_late_import() {
 fn each_limit_is_refused_by_name_and_counted() {
     let limits = RegistryLimits { local_regions: 1, peers: 1, remote_regions: 2 };
     let mut registry = Registry::new(OWN, "me", limits).unwrap();
-    registry.add_local(memory(1, 1), keys(1), 7).unwrap();
+    registry.add_local(memory(1, 1), &on(&keys(1)), 7).unwrap();
     let full = |what, limit| Err(RegistryError::Limit { what, limit });
     assert_eq!(
-        registry.add_local(memory(1, 1), keys(1), 7),
+        registry.add_local(memory(1, 1), &on(&keys(1)), 7),
         full("local_regions", 1).map(|()| RegionHandle(0))
     );
     registry.load_remote(None, info("p", 1)).unwrap();

@@ -3,6 +3,7 @@
 //! `"BATONCI\0" | version u16 | payload length u32 | crc32c u32 | payload (JSON)`, little-endian. It holds the session
 //! key, so no `Debug` or error of this module shows a payload.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use serde_json::{Value, json};
@@ -10,7 +11,10 @@ use serde_json::{Value, json};
 use super::cursor::Cursor;
 use super::field::{FieldError, Fields, hex};
 use super::messages::ProtocolRange;
-use super::{MAX_CANDIDATES, MAX_CONN_INFO_BYTES, MAX_NAME_BYTES, NameError, SessionKey, check_name};
+use super::{
+    MAX_CANDIDATES, MAX_CONN_INFO_BYTES, MAX_FABRIC_ADDRESS_BYTES, MAX_FABRICS, MAX_NAME_BYTES, NameError,
+    SessionKey, check_name,
+};
 use crate::ids::Instance;
 
 const MAGIC: [u8; 8] = *b"BATONCI\0";
@@ -40,6 +44,8 @@ pub struct ConnInfo {
     pub host: HostId,
     /// Fabrics it has.
     pub fabrics: Vec<String>,
+    /// Addresses of its fabrics by name, so that a peer can choose endpoints that reach them. A hint: absent where too long.
+    pub addresses: BTreeMap<String, Value>,
     /// Backends it has.
     pub backends: Vec<String>,
     /// Versions it speaks.
@@ -157,6 +163,7 @@ impl ConnInfo {
             "boot_id": self.host.boot_id,
             "pid_ns": self.host.pid_ns,
             "fabrics": self.fabrics,
+            "addresses": self.addresses,
             "backends": self.backends,
             "protocol": { "min": self.protocol.min, "max": self.protocol.max },
             "features": self.features,
@@ -184,11 +191,30 @@ impl ConnInfo {
                 pid_ns: fields.number("pid_ns", 0..=u64::MAX)?,
             },
             fabrics: fields.words("fabrics")?,
+            addresses: addresses(fields)?,
             backends: fields.words("backends")?,
             protocol: ProtocolRange::decode(&fields.object("protocol")?)?,
             features: fields.words("features")?,
         })
     }
+}
+
+/// Absent in the connection information of engines before there were any.
+fn addresses(fields: &Fields<'_>) -> Result<BTreeMap<String, Value>, FieldError> {
+    let mut read = BTreeMap::new();
+    for (name, value) in fields.entries("addresses", MAX_FABRICS)? {
+        let bytes = value.to_string().len();
+        if bytes > MAX_FABRIC_ADDRESS_BYTES {
+            return Err(FieldError::Range {
+                path: format!("{}[{name:?}]", fields.path("addresses")),
+                found: format!("an address of {bytes} bytes"),
+                min: 1,
+                max: MAX_FABRIC_ADDRESS_BYTES as u64,
+            });
+        }
+        read.insert(name.clone(), value.clone());
+    }
+    Ok(read)
 }
 
 /// A numeric address with a port; a link-local one names its interface.

@@ -137,6 +137,20 @@ impl<'a> Fields<'a> {
         items.iter().enumerate().map(|(i, item)| read(item, format!("{}[{i}]", self.path(key)))).collect()
     }
 
+    /// An object with at most `max` entries, each under a short name; absent and null are empty.
+    pub(crate) fn entries(&self, key: &str, max: usize) -> Result<Vec<(&'a String, &'a Value)>, FieldError> {
+        let Some(value) = self.optional(key) else { return Ok(Vec::new()) };
+        let Value::Object(map) = value else { return Err(type_error(self.path(key), value, "an object")) };
+        if map.len() > max {
+            return Err(range_error(self.path(key), format!("an object of {}", map.len()), 0..=max));
+        }
+        if let Some(long) = map.keys().find(|name| !(1..=MAX_WORD_BYTES).contains(&name.len())) {
+            let shown = format!("a name of {} bytes", long.len());
+            return Err(range_error(self.path(key), shown, 1..=MAX_WORD_BYTES));
+        }
+        Ok(map.iter().collect())
+    }
+
     /// A list of short names.
     pub(crate) fn words(&self, key: &str) -> Result<Vec<String>, FieldError> {
         self.each(key, 0..=MAX_WORDS, |item, path| {

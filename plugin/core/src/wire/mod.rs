@@ -27,7 +27,7 @@ pub use messages::{
 };
 pub use negotiate::{Agreed, Depths, NegotiateError, SEND_RQ_DEPTH, negotiate};
 pub use offer::{EndpointOffer, FabricOffer, MemoryOffer};
-pub use region_blob::{Access, RegionBlob, RegionBlobError};
+pub use region_blob::{Access, FabricKeys, RegionBlob, RegionBlobError};
 pub(crate) use secret::verify;
 pub use secret::{Mac, ResumeToken, SessionKey, mac};
 
@@ -42,14 +42,18 @@ pub const MAX_FRAME_BYTES: usize = 64 * 1024;
 pub const MAC_BYTES: usize = 32;
 /// Longest encoded connection information in bytes.
 pub const MAX_CONN_INFO_BYTES: usize = 16 * 1024;
+/// Longest address of a fabric in connection information, as JSON.
+pub const MAX_FABRIC_ADDRESS_BYTES: usize = 4096;
 /// Most addresses in connection information.
 pub const MAX_CANDIDATES: usize = 32;
 /// Longest name of a fabric, backend or feature in bytes.
 pub const MAX_WORD_BYTES: usize = 32;
 /// Most fabrics, backends or features in one list.
 pub const MAX_WORDS: usize = 64;
-/// Most fabrics in one HELLO, and most keys of one region.
+/// Most fabrics in one HELLO, and most that one region has keys on.
 pub const MAX_FABRICS: usize = 8;
+/// Most keys of a region on one fabric: rails × segments.
+pub const MAX_REGION_KEYS: usize = 4096;
 /// Most data lanes of a session.
 pub const MAX_LANES: usize = 64;
 /// Deepest queue of an endpoint.

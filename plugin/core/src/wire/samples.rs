@@ -63,6 +63,7 @@ pub(crate) fn conn_info() -> ConnInfo {
         key: SessionKey::new([0xab; 32]),
         host: HostId { boot_id: "0d1e".into(), pid_ns: 4_026_531_836 },
         fabrics: vec!["local".into(), "tcp".into()],
+        addresses: [("tcp".to_owned(), json!({ "port": 4712 }))].into(),
         backends: vec!["one-sided".into()],
         protocol: ProtocolRange::OURS,
         features: vec![],
@@ -78,8 +79,12 @@ pub(crate) fn region_blob() -> RegionBlob {
         kind: baton_fabric::MemoryKind::Dram,
         device: 5,
         access: Access { remote_read: true, remote_write: false },
-        keys: vec![("local".into(), 0x1122), ("tcp".into(), u64::MAX)],
+        fabrics: vec![one_key("local", 0x1122), one_key("tcp", u64::MAX)],
     }
+}
+
+pub(crate) fn one_key(fabric: &str, key: u64) -> FabricKeys {
+    FabricKeys { fabric: fabric.into(), rails: 1, segment_bytes: u64::MAX, keys: [key].into() }
 }
 
 pub(crate) fn any_word() -> impl Strategy<Value = String> {
@@ -240,25 +245,56 @@ pub(crate) fn any_conn_info() -> impl Strategy<Value = ConnInfo> {
         ("\\PC{0,10}", any::<u64>()),
         words(),
         words(),
+        prop::collection::btree_map(any_word(), any::<u64>(), 0..=MAX_FABRICS),
     )
-        .prop_map(|(instance, name, candidates, key, (boot_id, pid_ns), fabrics, backends)| ConnInfo {
-            instance,
-            name,
-            candidates,
-            key: SessionKey::new(key),
-            host: HostId { boot_id, pid_ns },
-            fabrics,
-            backends,
-            protocol: ProtocolRange { min: 1, max: 9 },
-            features: vec![],
+        .prop_map(|(instance, name, candidates, key, (boot_id, pid_ns), fabrics, backends, ports)| {
+            ConnInfo {
+                instance,
+                name,
+                candidates,
+                key: SessionKey::new(key),
+                host: HostId { boot_id, pid_ns },
+                fabrics,
+                addresses: ports.into_iter().map(|(name, port)| (name, json!([port, "x"]))).collect(),
+                backends,
+                protocol: ProtocolRange { min: 1, max: 9 },
+                features: vec![],
+            }
         })
 }
 
+/// Rails and segments for a region of `len` bytes.
+fn any_fabric_keys(len: u64) -> impl Strategy<Value = FabricKeys> {
+    (any_word(), 1..=baton_fabric::MAX_RAILS, 1..=64u64, any::<u64>()).prop_map(
+        move |(fabric, rails, wanted, first)| {
+            let segment_bytes = len.div_ceil(wanted);
+            let (segment_bytes, segments) = if segment_bytes >= len {
+                (u64::MAX, 1)
+            } else {
+                (segment_bytes, len.div_ceil(segment_bytes))
+            };
+            let keys = (0..u64::from(rails) * segments).map(|n| first.wrapping_mul(n + 1)).collect();
+            FabricKeys { fabric, rails, segment_bytes, keys }
+        },
+    )
+}
+
 pub(crate) fn any_region_blob() -> impl Strategy<Value = RegionBlob> {
-    let keys = prop::collection::btree_map(any_word(), any::<u64>(), 0..=MAX_FABRICS);
     let kind = prop_oneof![Just(baton_fabric::MemoryKind::Dram), Just(baton_fabric::MemoryKind::Vram)];
-    (any_instance(), any::<[u64; 3]>(), 1..=u64::MAX / 2, kind, any::<[bool; 2]>(), keys).prop_map(
-        |(instance, [region, base, device], len, kind, [remote_read, remote_write], keys)| RegionBlob {
+    let len = prop_oneof![1..=4096u64, 1..=u64::MAX / 2];
+    let with_keys = len.prop_flat_map(|len| {
+        let by_name = prop::collection::vec(any_fabric_keys(len), 0..=MAX_FABRICS);
+        (
+            Just(len),
+            by_name.prop_map(|mut keys: Vec<FabricKeys>| {
+                keys.sort_by(|a, b| a.fabric.cmp(&b.fabric));
+                keys.dedup_by(|a, b| a.fabric == b.fabric);
+                keys
+            }),
+        )
+    });
+    (any_instance(), any::<[u64; 3]>(), kind, any::<[bool; 2]>(), with_keys).prop_map(
+        |(instance, [region, base, device], kind, [remote_read, remote_write], (len, fabrics))| RegionBlob {
             instance,
             region: RegionId(region),
             base: base / 2,
@@ -266,7 +302,7 @@ pub(crate) fn any_region_blob() -> impl Strategy<Value = RegionBlob> {
             kind,
             device,
             access: Access { remote_read, remote_write },
-            keys: keys.into_iter().collect(),
+            fabrics,
         },
     )
 }

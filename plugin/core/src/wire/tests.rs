@@ -1,3 +1,4 @@
+use baton_fabric::{Keys, RegionKeys};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -228,6 +229,58 @@ fn each_defect_of_connection_information_has_its_own_error() {
 }
 
 #[test]
+fn addresses_of_fabrics_are_bounded_and_may_be_absent() {
+    let mut object: Value = serde_json::from_slice(&conn_info().encode().unwrap()[18..]).unwrap();
+    let mut decode = |addresses: Value| {
+        object["addresses"] = addresses;
+        ConnInfo::decode(&sealed_conn_info(object.to_string().as_bytes()))
+    };
+    assert!(decode(json!(null)).unwrap().addresses.is_empty());
+    let odd = json!({ "tcp": 7, "unheard-of": { "deep": [1, null] } });
+    assert_eq!(json!(decode(odd.clone()).unwrap().addresses), odd);
+    let fits = json!({ "tcp": "x".repeat(MAX_FABRIC_ADDRESS_BYTES - 2) });
+    decode(fits).unwrap();
+    for (bad, shown) in [
+        (json!(["tcp"]), "addresses: a list of 1 is not an object"),
+        (
+            json!({ "tcp": "x".repeat(MAX_FABRIC_ADDRESS_BYTES - 1) }),
+            "[\"tcp\"]: an address of 4097 bytes is outside 1..=4096",
+        ),
+        (json!({ "": 1 }), "addresses: a name of 0 bytes is outside 1..=32"),
+        (json!({ "n".repeat(33): 1 }), "addresses: a name of 33 bytes is outside 1..=32"),
+        ((0..9).map(|n| (n.to_string(), json!(n))).collect(), "addresses: an object of 9 is outside 0..=8"),
+    ] {
+        let text = decode(bad).unwrap_err().to_string();
+        assert!(text.contains(shown), "{text}");
+    }
+    object.as_object_mut().unwrap().remove("addresses");
+    assert!(ConnInfo::decode(&sealed_conn_info(object.to_string().as_bytes())).unwrap().addresses.is_empty());
+}
+
+#[test]
+fn a_rail_is_0_to_15_and_0_where_none_is_told() {
+    let decode = |rail: Option<Value>| {
+        let hello = Message::Hello(Box::new(hello(Instance([1; 16]), Instance([2; 16]))));
+        let mut object: Value = serde_json::from_slice(&hello.encode()).unwrap();
+        assert!(object["offers"][0]["control"].get("rail").is_none());
+        if let Some(rail) = rail {
+            object["offers"][0]["lanes"][1]["rail"] = rail;
+        }
+        Message::decode(object.to_string().as_bytes())
+    };
+    let rail = |message| match message {
+        Message::Hello(hello) => hello.offers[0].lanes[1].rail,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rail(decode(None).unwrap()), 0);
+    assert_eq!(rail(decode(Some(json!(15))).unwrap()), 15);
+    for bad in [json!(16), json!(-1), json!(256), json!("1"), json!(1.5)] {
+        let text = decode(Some(bad)).unwrap_err().to_string();
+        assert!(text.contains("HELLO.offers[0].lanes[1].rail"), "{text}");
+    }
+}
+
+#[test]
 fn candidates_are_numeric_addresses_with_a_port() {
     for (text, scope) in [
         ("127.0.0.1:1", None),
@@ -255,18 +308,30 @@ fn candidates_are_numeric_addresses_with_a_port() {
 
 #[test]
 fn an_exported_region_has_these_bytes() {
-    let blob = RegionBlob { keys: vec![("tcp".into(), 0x0a0b)], ..region_blob() };
-    let mut expected = b"BREG\x01\0\0\0".to_vec();
+    let rails = FabricKeys {
+        fabric: "verbs".into(),
+        rails: 2,
+        segment_bytes: 0xC0000,
+        keys: [0x11, 0x12, 0x21, 0x22].into(),
+    };
+    let blob = RegionBlob { fabrics: vec![one_key("tcp", 0x0a0b), rails], ..region_blob() };
+    let mut expected = b"BREG\x02\0\0\0".to_vec();
     expected.extend_from_slice(&[3; 16]);
     expected.extend_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1]);
     expected.extend_from_slice(&[0, 0, 0, 0, 0, 0x7f, 0, 0]);
     expected.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 0]);
     expected.extend_from_slice(&[5, 0, 0, 0, 0, 0, 0, 0]);
-    expected.extend_from_slice(&[0, 1, 1, 0]);
-    expected.extend_from_slice(b"\x03tcp\x0b\x0a\0\0\0\0\0\0");
+    expected.extend_from_slice(&[0, 1, 2, 0]);
+    expected.extend_from_slice(b"\x03tcp\x01\xff\xff\xff\xff\xff\xff\xff\xff\x0b\x0a\0\0\0\0\0\0");
+    expected.extend_from_slice(b"\x05verbs\x02\0\0\x0c\0\0\0\0\0");
+    expected.extend_from_slice(b"\x11\0\0\0\0\0\0\0\x12\0\0\0\0\0\0\0\x21\0\0\0\0\0\0\0\x22\0\0\0\0\0\0\0");
     expected.extend_from_slice(&crc32c::crc32c(&expected).to_le_bytes());
     assert_eq!(blob.encode().unwrap(), expected);
-    assert_eq!((blob.key("tcp"), blob.key("local")), (Some(0x0a0b), None));
+    assert_eq!((blob.key("tcp", 0, 0xF_FFFF), blob.key("local", 0, 0)), (Some(0x0a0b), None));
+    assert_eq!((blob.key("tcp", 1, 0), blob.key("tcp", 0, 0x10_0000)), (None, None));
+    let verbs = |rail, offset| blob.key("verbs", rail, offset);
+    assert_eq!([verbs(0, 0), verbs(0, 0xB_FFFF), verbs(0, 0xC_0000)], [Some(0x11), Some(0x11), Some(0x12)]);
+    assert_eq!([verbs(1, 0), verbs(1, 0xF_FFFF), verbs(2, 0)], [Some(0x21), Some(0x22), None]);
 }
 
 #[test]
@@ -283,7 +348,7 @@ fn each_defect_of_an_exported_region_has_its_own_error() {
     assert_eq!(resealed(&|b| b[6] = 1), RegionBlobError::Reserved);
     assert_eq!(resealed(&|b| b[56] = 2), RegionBlobError::Kind(2));
     assert_eq!(resealed(&|b| b[57] = 4), RegionBlobError::Access(4));
-    assert_eq!(resealed(&|b| b[58] = 9), RegionBlobError::Keys(9));
+    assert_eq!(resealed(&|b| b[58] = 9), RegionBlobError::Fabrics(9));
     assert_eq!(resealed(&|b| b[59] = 1), RegionBlobError::Reserved);
     assert_eq!(resealed(&|b| b[61] = b' '), RegionBlobError::FabricName);
     assert!(matches!(resealed(&|b| b[32..40].fill(0xff)), RegionBlobError::Bounds { base: u64::MAX, .. }));
@@ -291,8 +356,32 @@ fn each_defect_of_an_exported_region_has_its_own_error() {
     let mut bytes = good.clone();
     bytes.push(0);
     assert_eq!(RegionBlob::decode(&bytes), Err(RegionBlobError::Trailing(1)));
-    let twice = RegionBlob { keys: vec![("tcp".into(), 1), ("tcp".into(), 2)], ..region_blob() };
+    let twice = RegionBlob { fabrics: vec![one_key("tcp", 1), one_key("tcp", 2)], ..region_blob() };
     assert_eq!(twice.encode(), Err(RegionBlobError::FabricName));
+    // The first entry is "local": its rails stand at 66, its segments' length at 67.
+    assert_eq!(resealed(&|b| b[66] = 0), RegionBlobError::Rails(0));
+    assert_eq!(resealed(&|b| b[66] = 17), RegionBlobError::Rails(17));
+    let segments = |bytes: u64| resealed(&|b| b[67..75].copy_from_slice(&bytes.to_le_bytes()));
+    for segment_bytes in [0, 1 << 20, u64::MAX - 1] {
+        assert_eq!(segments(segment_bytes), RegionBlobError::SegmentBytes { segment_bytes, len: 1 << 20 });
+    }
+    assert_eq!(segments(255), RegionBlobError::TooManyKeys { rails: 1, segments: 4113 });
+    // 4096 keys are permitted, but these bytes do not hold them.
+    assert!(matches!(segments(256), RegionBlobError::Truncated(_)));
+}
+
+#[test]
+fn an_exported_region_that_does_not_fit_its_own_numbers_is_not_encoded() {
+    let encode = |keys: FabricKeys| RegionBlob { fabrics: vec![keys], ..region_blob() }.encode();
+    let missing = FabricKeys { rails: 2, ..one_key("tcp", 1) };
+    assert_eq!(encode(missing), Err(RegionBlobError::KeyCount { found: 1, count: 2 }));
+    let unclear = FabricKeys { segment_bytes: 1 << 20, ..one_key("tcp", 1) };
+    let len = 1 << 20;
+    assert_eq!(encode(unclear), Err(RegionBlobError::SegmentBytes { segment_bytes: len, len }));
+    // A fabric's own way of saying "one segment" becomes the blob's.
+    let made =
+        FabricKeys::new("tcp", len, &RegionKeys { segment_bytes: len, ..RegionKeys::whole(Keys::default()) });
+    assert_eq!(made, one_key("tcp", 0));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::*;
 use baton_core::plan::{Pair as Span, Plan, PlanLimits};
-use baton_core::prepared::{LaneSplit, Prepared};
+use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::*;
 
@@ -285,12 +285,14 @@ impl World {
         let limits = PlanLimits { max_chunk_bytes: self.config.max_chunk, ..PlanLimits::default() };
         let plan = Plan::build(op, pairs, limits).unwrap();
         let split = LaneSplit {
-            lane_count: self.config.lanes,
+            lanes: &vec![LaneRails::default(); usize::from(self.config.lanes)],
+            max_message_bytes: 4 << 20,
             stripe_min_bytes: self.config.stripe_min,
             first_lane: self.rng.next(),
             lane_map_generation: 1,
         };
-        Arc::new(Prepared::new(&plan, &[DATA_KEY], &[DATA_KEY], &split))
+        let keys = [KeyTable::whole(&DATA_KEY)];
+        Arc::new(Prepared::new(&plan, &keys, &keys, &split).unwrap())
     }
 
     pub fn submit(&mut self, n: usize, token: u64, work: Arc<Prepared>, message: Option<&[u8]>) {

@@ -3,6 +3,8 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+pub mod rails;
+
 use baton_driver::{Config, Desc, Driver, Notification, NotifyMode, Status, Xfer};
 use baton_fabric::{Fabric, Memory, MemoryKind, Op};
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
@@ -25,13 +27,8 @@ pub fn fabric(name: &str) -> Arc<dyn Fabric> {
     }
 }
 
-pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
-    engine_that_spins(name, fabrics, 0)
-}
-
-/// With a progress thread that spins for so long.
-pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
-    let config = Config {
+pub fn config(name: &str, spin_us: u32) -> Config {
+    Config {
         agent_name: name.to_owned(),
         backend: "one-sided".to_owned(),
         requested: "test".to_owned(),
@@ -40,15 +37,22 @@ pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
         candidates: Vec::new(),
         progress_thread: true,
         spin_us,
-        notify: if fabrics.iter().any(|name| name.ends_with(SENDS)) {
-            NotifyMode::Send
-        } else {
-            NotifyMode::Immediate
-        },
+        notify: NotifyMode::Immediate,
         timeout_scale: 1,
         thread_start: None,
-    };
-    Driver::create(config, fabrics.iter().map(|name| fabric(name)).collect()).expect("engine")
+    }
+}
+
+pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
+    engine_that_spins(name, fabrics, 0)
+}
+
+/// With a progress thread that spins for so long.
+pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
+    let sends = fabrics.iter().any(|name| name.ends_with(SENDS));
+    let notify = if sends { NotifyMode::Send } else { NotifyMode::Immediate };
+    let fabrics = fabrics.iter().map(|name| fabric(name)).collect();
+    Driver::create(Config { notify, ..config(name, spin_us) }, fabrics).expect("engine")
 }
 
 /// Two engines that know each other.
