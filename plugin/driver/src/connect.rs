@@ -349,7 +349,16 @@ impl Shared {
             reply.ready(&self.session_key, start.resume_token.as_ref()).map_err(HandshakeError::from)?;
         send_frame(stream, &frame, deadline)?;
         let body = read_frame(stream, &mut reader, deadline, &self.halt)?;
-        let established = await_accept.on_accept(&body)?;
+        let established = await_accept.on_accept(&body).map_err(|cause| {
+            // The peer could not connect its endpoints of this fabric to ours.
+            let exclude = match &cause {
+                HandshakeError::Refused(refusal) if refusal.code == ErrorCode::NoFabric => {
+                    Some(set.fabric_index)
+                }
+                _ => None,
+            };
+            Failed { exclude, ..Failed::from(cause) }
+        })?;
         Ok(Said { chosen, theirs, agreed, established, reader })
     }
 

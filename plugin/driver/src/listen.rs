@@ -14,8 +14,9 @@ use baton_core::handshake::{
 };
 use baton_core::peer::EndReason;
 use baton_core::wire::{
-    Agreed, ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken,
+    Agreed, ErrorCode, FabricOffer, FrameReader, Hello, Progress, Refusal, Reply, ResumeToken, negotiate,
 };
+use baton_fabric::Fabric;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -251,7 +252,7 @@ impl Shared {
             let made = fabric
                 .reach(&offer.address, deadline)
                 .map_err(|why| err!(RemoteDisconnect, "{why}"))
-                .and_then(|()| EndpointSet::create(fabric, index, Side::Passive(offer), self.config.notify));
+                .and_then(|()| self.answer_offer(fabric, index, offer));
             match made {
                 Ok(set) => {
                     self.note_fallback(&received.hello.name, &offer.fabric, &reasons);
@@ -263,6 +264,24 @@ impl Shared {
         }
         let text = format!("no common fabric works: {}", reasons.join("; "));
         Err((received, Refusal::new(ErrorCode::NoFabric, text)))
+    }
+
+    /// Endpoints that answer an offer, with the RECVs that both sides agree on.
+    fn answer_offer(
+        &self,
+        fabric: &Arc<dyn Fabric>,
+        index: usize,
+        offer: &FabricOffer,
+    ) -> Result<EndpointSet> {
+        let set = EndpointSet::create(fabric, index, Side::Passive(offer), self.config.notify)?;
+        let agreed = negotiate(&set.offer, offer).map_err(|e| err!(Protocol, "{e}"));
+        match agreed.and_then(|agreed| set.post_recvs(&agreed)) {
+            Ok(()) => Ok(set),
+            Err(e) => {
+                self.abandon(set);
+                Err(e)
+            }
+        }
     }
 
     /// Says once per session that a better fabric was passed over.
@@ -306,7 +325,6 @@ impl Shared {
         };
         let (waiting, frame): (AwaitReady, Vec<u8>) = told(received.reply(reply), stream, deadline)?;
         let agreed = waiting.agreed.clone();
-        set.post_recvs(&agreed)?;
         send_frame(stream, &frame, deadline)?;
         let body = read_frame(stream, reader, deadline, &self.halt)?;
         let ready = told(waiting.on_ready(&body), stream, deadline)?;

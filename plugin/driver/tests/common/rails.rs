@@ -21,6 +21,10 @@ pub struct Dress {
     pub lanes: u8,
     /// Why no endpoints can be made.
     pub no_endpoints: Option<&'static str>,
+    /// Why no endpoint can be connected.
+    pub no_connection: Option<&'static str>,
+    /// Why RECVs cannot be posted.
+    pub no_recvs: Option<&'static str>,
     /// Why device memory cannot be registered; where it can, it is host memory really.
     pub no_vram: Option<&'static str>,
 }
@@ -33,6 +37,8 @@ impl Default for Dress {
             max_message_bytes: 4 << 20,
             lanes: 2,
             no_endpoints: None,
+            no_connection: None,
+            no_recvs: None,
             no_vram: None,
         }
     }
@@ -226,12 +232,18 @@ impl Fabric for Railed {
         peer: &Value,
         deadline: Instant,
     ) -> Result<(), FabricError> {
+        if let Some(why) = self.dress.no_connection {
+            return Err(FabricError::System(why.to_owned()));
+        }
         let rail = peer["rail"].as_u64().expect("a rail") as u8;
         self.endpoints.lock().unwrap().get_mut(&endpoint).expect("an endpoint").1 = Some(rail);
         self.inner.connect_endpoint(endpoint, &peer["inner"], deadline)
     }
 
     fn post_recv(&self, endpoint: EndpointId, slots: &[RecvSlot]) -> Result<(), FabricError> {
+        if let Some(why) = self.dress.no_recvs {
+            return Err(FabricError::Limit(why.to_owned()));
+        }
         let filled = slots.iter().filter(|slot| slot.len_bytes > 0);
         filled.into_iter().try_for_each(|slot| self.check(endpoint, slot.local_key, false))?;
         self.inner.post_recv(endpoint, slots)
