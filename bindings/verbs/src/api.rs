@@ -17,6 +17,13 @@ macro_rules! api {
         }
 
         impl Api {
+            /// Symbols with the types of their arguments and answers as they are written here, for comparing them with the headers.
+            #[doc(hidden)]
+            pub const SIGNATURES: &[(&str, &[&str], &str)] = &[
+                $(($symbol, &[$(stringify!($ty)),*], concat!($(stringify!($ret))?)),)*
+                $(($osymbol, &[$(stringify!($oty)),*], concat!($(stringify!($oret))?)),)*
+            ];
+
             /// Looks every function up; the error names the first that is missing.
             ///
             /// # Safety
