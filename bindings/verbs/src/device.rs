@@ -128,8 +128,8 @@ pub enum AsyncEvent {
     PortChange(u8),
     /// A queue pair is in error, by its number.
     QpErr(u32),
-    /// A completion queue overran.
-    CqErr,
+    /// A completion queue overran, by its token: nothing comes out of it any more.
+    CqErr(u64),
     /// Anything else, by the specification's number.
     Other(u32),
 }
@@ -342,11 +342,11 @@ impl Context {
         // SAFETY: the field is filled; it is read as the integer that C stores.
         let kind =
             unsafe { event.as_ptr().byte_add(offset_of!(ibv_async_event, event_type)).cast::<u32>().read() };
-        // SAFETY: which field of the union is set follows from the type; a queue pair lives until its events are acknowledged.
+        // SAFETY: which field of the union is set follows from the type; queues live until their events are acknowledged.
         let told = unsafe {
             let element = &raw const (*event.as_ptr()).element;
             let port = (*element).port_num as u8;
-            describe_event(kind, port, || (*(*element).qp).qp_num)
+            describe_event(kind, port, || (*(*element).qp).qp_num, || (*(*element).cq).cq_context as u64)
         };
         // SAFETY: it came from get_async_event and is acknowledged once.
         unsafe { (self.api().ack_async_event)(event.as_mut_ptr()) };
@@ -354,7 +354,12 @@ impl Context {
     }
 }
 
-fn describe_event(kind: u32, port: u8, qp_num: impl FnOnce() -> u32) -> AsyncEvent {
+fn describe_event(
+    kind: u32,
+    port: u8,
+    qp_num: impl FnOnce() -> u32,
+    cq_token: impl FnOnce() -> u64,
+) -> AsyncEvent {
     const fn number(event: ibv_event_type) -> u32 {
         event as u32
     }
@@ -376,7 +381,7 @@ fn describe_event(kind: u32, port: u8, qp_num: impl FnOnce() -> u32) -> AsyncEve
         GID_CHANGE => AsyncEvent::GidChange(port),
         LID_CHANGE | PKEY_CHANGE | SM_CHANGE => AsyncEvent::PortChange(port),
         QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR => AsyncEvent::QpErr(qp_num()),
-        CQ_ERR => AsyncEvent::CqErr,
+        CQ_ERR => AsyncEvent::CqErr(cq_token()),
         other => AsyncEvent::Other(other),
     }
 }

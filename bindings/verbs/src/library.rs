@@ -38,8 +38,10 @@ impl Library {
     /// Opens the system's library, local to this one: other copies in the process (a Python wheel may bring its own) stay apart.
     pub fn open() -> Result<Library, LibraryError> {
         use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
+        // Providers that it opened stay mapped and lead back to it, so it stays too.
+        const FLAGS: i32 = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: libibverbs' initialisers only set the library itself up.
-        let library = unsafe { UnixLibrary::open(Some(SONAME), RTLD_NOW | RTLD_LOCAL) };
+        let library = unsafe { UnixLibrary::open(Some(SONAME), FLAGS) };
         let library = libloading::Library::from(library.map_err(|e| LibraryError::Open(e.to_string()))?);
         // SAFETY: it is libibverbs by its soname, and it is kept open beside the table.
         let api = unsafe { Api::load(&library) }.map_err(LibraryError::Symbol)?;

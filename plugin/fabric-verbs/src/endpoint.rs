@@ -162,20 +162,21 @@ impl Endpoint {
             }
             left = later;
             let last = left.is_empty();
+            let before = (seq - batch.first_seq) as usize - now.len();
             if last {
                 if let Some(imm) = batch.imm {
                     chain.set_last_imm(imm);
                 }
                 if let Some(extra) = &batch.extra {
-                    self.push_extra(chain, seq, extra)?;
+                    let pushed = self.push_extra(chain, seq, extra);
+                    pushed.map_err(|error| PostError { taken: before, error })?;
                 }
                 if batch.signaled {
                     chain.signal_last();
                 }
             }
-            let before = seq - batch.first_seq - now.len() as u64;
             // SAFETY: the caller keeps the memory of templates and staged extras until completion or the endpoint's destruction; inline bytes are copied in the call.
-            unsafe { self.qp.post_send(chain) }.map_err(|e| self.post_failed(before as usize, &e))?;
+            unsafe { self.qp.post_send(chain) }.map_err(|e| self.post_failed(before, &e))?;
             if last {
                 break;
             }
@@ -204,7 +205,7 @@ impl Endpoint {
         chain: &mut SendChain,
         seq: u64,
         extra: &baton_fabric::Extra<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), FabricError> {
         let (op, mark) = match extra.op {
             ExtraOp::Write => (Opcode::Write, 0),
             ExtraOp::WriteImm(imm) => (Opcode::WriteWithImm(imm), 0),
@@ -225,7 +226,7 @@ impl Endpoint {
                 self.rail,
                 self.qp.cap().max_inline_bytes
             );
-            return Err(PostError { taken: 0, error: FabricError::Invalid(text) });
+            return Err(FabricError::Invalid(text));
         };
         chain.push(wr_id, op, flags, (addr, key as u32, extra.bytes.len() as u32), target);
         Ok(())

@@ -152,10 +152,7 @@ impl Queue {
                 Err(e) => {
                     // No progress, and it never will be: whoever is on it has to go.
                     tracing::error!("completion queue {}: {e}", self.token);
-                    self.counters.queue_errors.fetch_add(1, Ordering::Relaxed);
-                    taker.failed = true;
-                    self.fail_members(&mut taker.stash);
-                    self.stashed.store(true, Ordering::Relaxed);
+                    self.fail_locked(taker);
                     break;
                 }
             };
@@ -179,11 +176,31 @@ impl Queue {
         n
     }
 
-    fn fail_members(&self, stash: &mut VecDeque<Completion>) {
+    /// Nothing comes out of it any more: its sessions hear that they are over.
+    pub fn fail(&self) {
+        let mut taker = self.taker.lock();
+        // What is in it came before that, and is handed out first.
+        let mut out = [Completion::EMPTY; BATCH];
+        loop {
+            let n = self.take(&mut taker, &mut out);
+            taker.stash.extend(&out[..n]);
+            if n < out.len() {
+                break;
+            }
+        }
+        if !taker.failed {
+            self.fail_locked(&mut taker);
+        }
+    }
+
+    fn fail_locked(&self, taker: &mut Taker) {
+        self.counters.queue_errors.fetch_add(1, Ordering::Relaxed);
+        taker.failed = true;
         for endpoint in self.members.read().iter().flatten() {
             endpoint.lost.store(true, Ordering::Release);
-            stash.push_back(lost(endpoint));
+            taker.stash.push_back(lost(endpoint));
         }
+        self.stashed.store(true, Ordering::Relaxed);
     }
 
     /// `None` for what the fabric itself posted.

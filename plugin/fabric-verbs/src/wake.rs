@@ -123,7 +123,13 @@ impl VerbsFabric {
                 }
             }
             AsyncEvent::QpErr(number) => tracing::debug!("device {name}: queue pair {number} is in error"),
-            AsyncEvent::CqErr => tracing::error!("device {name}: a completion queue overran"),
+            AsyncEvent::CqErr(token) => {
+                tracing::error!("device {name}: completion queue {token} overran; its connections end");
+                if let Some(queue) = self.queue_by_token(token) {
+                    queue.fail();
+                    self.wake.ring();
+                }
+            }
             AsyncEvent::Other(kind) => tracing::debug!("device {name}: event {kind}"),
         }
     }

@@ -3,8 +3,8 @@
 mod fake_support;
 
 use baton_fabric::{
-    Batch, Completion, CompletionKind, EndpointConfig, Fabric, FabricError, Keys, Memory, MemoryKind, Op,
-    PeerView, Template, WcStatus,
+    Batch, Completion, CompletionKind, EndpointConfig, Extra, ExtraOp, Fabric, FabricError, Keys, Memory,
+    MemoryKind, Op, PeerView, Template, WcStatus,
 };
 use baton_fabric_verbs::{VerbsConfig, VerbsFabric};
 use baton_verbs::fake::{DeviceConfig, Fake, FakeConfig, FakeGid, Live, PortConfig};
@@ -137,6 +137,30 @@ fn a_chain_that_stops_in_the_middle_tells_exactly_what_was_taken() {
 }
 
 #[test]
+fn what_a_doorbell_took_is_told_when_the_end_of_the_batch_cannot_be_posted() {
+    let fake = Fake::new(FakeConfig::default());
+    let [a, b] = hosts(&fake);
+    let [ours, theirs] = connect_deep(&a, &b, 1, 512);
+    let (source, target) = (Block::new(&a, 400, 1), Block::new(&b, 400, 0));
+    let work: Vec<Template> = (0..400).map(|i| source.write_to(&target, i, 1)).collect();
+    // Neither staged nor short enough to go inline.
+    let extra = Extra {
+        op: ExtraOp::Send,
+        bytes: &[0; 4096],
+        staged: None,
+        remote_addr: 0,
+        remote_key: 0,
+        fenced: false,
+    };
+    let batch = Batch { work: &work, imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+    let failed = a.post(ours[0], &batch).expect_err("the extra cannot be carried");
+    assert!((1..400).contains(&failed.taken), "{failed:?}");
+    end(&a, &ours);
+    end(&b, &theirs);
+    assert!(target.now()[failed.taken..].iter().all(|byte| *byte == 0), "nothing behind it was executed");
+}
+
+#[test]
 fn a_completion_queue_in_error_ends_its_sessions_and_is_no_progress() {
     let fake = Fake::new(FakeConfig::default());
     let [a, b] = hosts(&fake);
@@ -155,6 +179,33 @@ fn a_completion_queue_in_error_ends_its_sessions_and_is_no_progress() {
     let (source, target) = (Block::new(&a, 64, 9), Block::new(&b, 64, 0));
     a.post(ours[0], &batch(&[source.write_to(&target, 0, 64)], 0)).expect("post");
     assert_eq!(completions(&a, 1)[0].status, WcStatus::Success);
+    end(&a, &ours);
+    end(&b, &theirs);
+}
+
+#[test]
+fn a_completion_queue_that_overran_ends_its_sessions_behind_what_was_in_it() {
+    let fake = Fake::new(FakeConfig::default());
+    let [a, b] = hosts(&fake);
+    let [ours, theirs] = connect(&a, &b, 2);
+    let (source, target) = (Block::new(&a, 64, 9), Block::new(&b, 64, 0));
+    // One completion is in it, and another comes too late.
+    a.arm();
+    a.post(ours[0], &batch(&[source.write_to(&target, 0, 32)], 0)).expect("post");
+    until("the device tells of a completion", || !a.arm());
+    fake.device("fake0").overrun();
+    a.post(ours[0], &batch(&[source.write_to(&target, 32, 32)], 1)).expect("post");
+    let mut found = Vec::new();
+    let mut out = [Completion::EMPTY; 16];
+    until("both endpoints are given up", || {
+        a.arm();
+        let n = a.poll(&mut out);
+        found.extend_from_slice(&out[..n]);
+        found.len() >= 3
+    });
+    assert_eq!((found[0].status, found[0].seq), (WcStatus::Success, 0));
+    assert!(found[1..].iter().all(|completion| completion.status == WcStatus::PeerGone), "{found:?}");
+    assert_eq!(a.stats()["completion_queue_errors"], 1);
     end(&a, &ours);
     end(&b, &theirs);
 }

@@ -187,6 +187,16 @@ impl FakeDevice<'_> {
         self.fake.shared.look().devices[self.index].fail_poll = answer;
     }
 
+    /// Its completion queues overrun: each is told, and nothing comes out of them any more but what is in them.
+    pub fn overrun(&self) {
+        let mut state = self.fake.shared.change();
+        let queues: Vec<u64> =
+            state.cqs.iter().filter(|(_, cq)| cq.device == self.index).map(|(id, _)| *id).collect();
+        for queue in queues {
+            state.overrun(queue);
+        }
+    }
+
     /// Changes how much may be registered.
     pub fn set_memlock(&self, bytes: Option<u64>) {
         self.fake.shared.look().devices[self.index].config.memlock_bytes = bytes;

@@ -356,13 +356,8 @@ impl State {
     /// Puts an entry into a completion queue.
     pub fn complete(&mut self, cq: Id, entry: Cqe) {
         let Some(queue) = self.cqs.get_mut(&cq) else { return };
-        if queue.entries.len() >= queue.capacity {
-            let (context, first) = (queue.context, !queue.overrun);
-            queue.overrun = true;
-            if first {
-                self.tell(context, ibv_event_type::IBV_EVENT_CQ_ERR, About::Cq(cq));
-            }
-            return;
+        if queue.overrun || queue.entries.len() >= queue.capacity {
+            return self.overrun(cq);
         }
         queue.entries.push_back(entry);
         if std::mem::take(&mut queue.armed)
@@ -371,6 +366,14 @@ impl State {
             channel.events.push_back(cq);
             channel.signal.raise();
         }
+    }
+
+    /// The queue takes nothing any more; its context hears so once.
+    pub fn overrun(&mut self, cq: Id) {
+        let Some(queue) = self.cqs.get_mut(&cq).filter(|queue| !queue.overrun) else { return };
+        queue.overrun = true;
+        let context = queue.context;
+        self.tell(context, ibv_event_type::IBV_EVENT_CQ_ERR, About::Cq(cq));
     }
 
     /// Takes up to `most` entries. Slots of their queue pairs come free.

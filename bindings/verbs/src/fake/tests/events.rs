@@ -122,6 +122,12 @@ fn a_completion_queue_that_overruns_is_told() {
         }
     })
     .unwrap();
-    assert_eq!(next_event(&a), AsyncEvent::CqErr);
+    assert_eq!(next_event(&a), AsyncEvent::CqErr(7));
     assert_eq!(ids(&a.completions(2)), [(0, Status::Success), (1, Status::Success)]);
+    // What comes later is lost, also when there is room again.
+    a.send(|chain| chain.push(9, Opcode::Write, SIGNALED, a.local(0, 8), b.remote(8))).unwrap();
+    b.recv(1, 0, 0);
+    a.send(|chain| chain.push(10, Opcode::WriteWithImm(1), SIGNALED, (0, 0, 0), (0, 0))).unwrap();
+    b.completions(1);
+    assert!(a.nothing_completes());
 }
