@@ -1,18 +1,38 @@
 //! The protocol holds under a few hundred seeds, and the checkers would notice if it did not.
 
+use baton_core::notify::NotifyMode;
 use baton_fabric_sim::Sabotage;
 use baton_sim::{Options, Reached, run};
 
 /// Unoptimised code is slow; `baton-sim` runs as many as anybody likes.
 const SEEDS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
 
+/// NICs without immediates, without inline data, without either.
+fn poor_nics() -> [Options; 3] {
+    let (send, none) = (Some(NotifyMode::Send), Some(0));
+    [(send, None), (Some(NotifyMode::Immediate), none), (send, none)].map(|(notify, inline_bytes)| Options {
+        notify,
+        inline_bytes,
+        ..Options::default()
+    })
+}
+
 #[test]
 fn random_work_and_random_faults_break_no_rule() {
+    break_no_rule(Options::default());
+}
+
+#[test]
+fn nor_do_they_without_immediates_or_without_inline_data() {
+    poor_nics().into_iter().for_each(break_no_rule);
+}
+
+fn break_no_rule(options: Options) {
     let mut reached = Reached::default();
     for seed in 0..SEEDS {
-        match run(seed, Options::default()) {
+        match run(seed, options) {
             Ok(report) => reached = reached.plus(&report.reached),
-            Err(failure) => panic!("{failure}\nreplay with: baton-sim --replay {seed}"),
+            Err(failure) => panic!("{failure}\nreplay with: baton-sim --replay {seed}, {options:?}"),
         }
     }
     // A swarm that never gets there proves nothing.
@@ -43,9 +63,14 @@ fn a_seed_replays_bit_by_bit() {
 
 /// Runs seeds on a network that breaks a rule until a checker notices, and returns what it said.
 fn caught(sabotage: Sabotage) -> String {
-    let options = Options { faults: false, sabotage: Some(sabotage), ..Options::default() };
+    caught_in(NotifyMode::Immediate, sabotage)
+}
+
+fn caught_in(notify: NotifyMode, sabotage: Sabotage) -> String {
+    let (faults, sabotage, notify) = (false, Some(sabotage), Some(notify));
+    let options = Options { faults, sabotage, notify, ..Options::default() };
     let failure = (0..50).find_map(|seed| run(seed, options).err());
-    failure.unwrap_or_else(|| panic!("50 seeds did not notice {sabotage:?}")).what
+    failure.unwrap_or_else(|| panic!("50 seeds did not notice {sabotage:?} with {notify:?}")).what
 }
 
 #[test]
@@ -80,4 +105,21 @@ fn a_lost_completion_is_noticed() {
 #[test]
 fn a_repeated_immediate_is_noticed() {
     caught(Sabotage::RepeatedImmediate);
+}
+
+#[test]
+fn a_send_before_its_data_is_noticed() {
+    let what = caught_in(NotifyMode::Send, Sabotage::SendBeforeData);
+    assert!(what.contains("was delivered before its data"), "{what}");
+}
+
+#[test]
+fn in_send_mode_too_what_is_broken_is_noticed() {
+    let what = caught_in(NotifyMode::Send, Sabotage::FenceIgnored);
+    assert!(what.contains("is done, but byte"), "{what}");
+    for sabotage in
+        [Sabotage::WrongByte, Sabotage::EarlyAck, Sabotage::LostCompletion, Sabotage::RepeatedImmediate]
+    {
+        caught_in(NotifyMode::Send, sabotage);
+    }
 }

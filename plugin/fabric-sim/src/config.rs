@@ -7,6 +7,8 @@ use std::ops::RangeInclusive;
 pub enum Sabotage {
     /// The target hears an immediate before its bytes are placed; only one below 2^30, so that messages which are parsed at once stay whole.
     ImmediateBeforeData,
+    /// A SEND overtakes the WRITE in front of it.
+    SendBeforeData,
     /// A fenced extra does not wait for READs.
     FenceIgnored,
     /// One WRITE in 50 lands with a wrong byte.
@@ -15,7 +17,7 @@ pub enum Sabotage {
     EarlyAck,
     /// One completion of a send queue in 100 is lost.
     LostCompletion,
-    /// One immediate in 20 is heard twice.
+    /// One immediate or SEND in 20 is heard twice.
     RepeatedImmediate,
 }
 

@@ -41,9 +41,20 @@ pub(crate) struct Wr {
     pub signaled: bool,
     pub fenced: bool,
     pub done: Option<WcStatus>,
+    /// Digest of what was read from memory when it started; it must still lie there when the work request completes.
+    pub sent: Option<u64>,
 }
 
 impl Wr {
+    /// The memory that it reads until it completes.
+    pub fn source(&self) -> Option<(u64, u64, usize)> {
+        match &self.kind {
+            WrKind::Write { source: Source::Memory(addr, key, len), .. }
+            | WrKind::Send { source: Source::Memory(addr, key, len) } => Some((*addr, *key, *len)),
+            _ => None,
+        }
+    }
+
     pub fn is_read(&self) -> bool {
         matches!(self.kind, WrKind::Read { .. })
     }

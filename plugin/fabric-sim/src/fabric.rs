@@ -54,6 +54,7 @@ fn work_requests(batch: &Batch<'_>, inline_bytes: usize) -> Result<Vec<Wr>, Fabr
         signaled: batch.signaled && index + 1 == batch.len(),
         fenced,
         done: None,
+        sent: None,
     };
     let mut chain = Vec::with_capacity(batch.len());
     for (index, template) in batch.work.iter().enumerate() {

@@ -5,7 +5,8 @@
 //! calls give the same run, bit by bit ([`SimWorld::digest`]). No real time, no thread.
 //!
 //! What it does to a protocol on purpose, all of it allowed by reliable connections:
-//! * A work request reads its source when it starts, a moment after `post`; a WRITE lands in pieces at several instants.
+//! * A work request reads its source when it starts, a moment after `post`, and may read it again until it completes: whoever
+//!   changes it before stops the run; a WRITE lands in pieces at several instants.
 //! * A READ samples the target piece by piece, possibly after later WRITEs, SENDs and immediates of the same endpoint; only a
 //!   fenced extra waits for it.
 //! * Endpoints run at their own pace, so what was posted first on one may arrive last.
@@ -21,6 +22,7 @@ mod fabric;
 mod memory;
 mod nic;
 mod rng;
+mod source;
 mod world;
 
 pub use config::{Sabotage, SimConfig};

@@ -54,6 +54,9 @@ impl Inner {
         }
         let (flow, index) = (ep.flow, ep.launched);
         ep.launched += 1;
+        let sent = self.digest_of_source(qp, index);
+        let Some(ep) = self.endpoint(qp) else { return };
+        ep.sq[index].sent = sent;
         match self.request(qp, index) {
             Some(request) => self.send_off(flow, request),
             None => {
@@ -121,6 +124,9 @@ impl Inner {
                 None => self.flow_dead(flow, false),
             }
             return;
+        }
+        if self.cfg.sabotage == Some(Sabotage::SendBeforeData) {
+            self.let_send_overtake(flow);
         }
         let head = &self.flows[flow].requests[0].request;
         match head {
@@ -237,24 +243,41 @@ impl Inner {
         true
     }
 
+    /// A SEND right behind a WRITE that has not begun comes first.
+    fn let_send_overtake(&mut self, flow: usize) {
+        let requests = &mut self.flows[flow].requests;
+        let begun = requests[0].placed > 0 || !matches!(requests[0].request, Request::Write { .. });
+        if !begun && requests.get(1).is_some_and(|next| matches!(next.request, Request::Send { .. })) {
+            requests.swap(0, 1);
+        }
+    }
+
     fn deliver_send(&mut self, flow: usize) {
+        let twice = self.cfg.sabotage == Some(Sabotage::RepeatedImmediate) && self.rng.chance(1, 20);
         let Flow { to, rails: [_, rail], .. } = self.flows[flow];
-        let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.front().copied()) else {
-            return self.no_recv(flow);
-        };
-        let Request::Send { bytes } = &self.flows[flow].requests[0].request else { return };
-        let len = bytes.len();
-        // A refusal breaks the target's endpoint, which flushes the slot.
-        if len > slot.len_bytes as usize {
-            return self.refuse(flow, WcStatus::RemoteLength, true);
+        for repeated in [false, true] {
+            if repeated && !twice {
+                break;
+            }
+            let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.front().copied()) else {
+                return self.no_recv(flow);
+            };
+            let Request::Send { bytes } = &self.flows[flow].requests[0].request else { return };
+            let len = bytes.len();
+            // A refusal breaks the target's endpoint, which flushes the slot.
+            if len > slot.len_bytes as usize {
+                return self.refuse(flow, WcStatus::RemoteLength, true);
+            }
+            if len > 0 && !self.nodes[to.0].memory.write(rail, slot.local_key, slot.addr, bytes, Want::Local)
+            {
+                return self.refuse(flow, WcStatus::RemoteAccess, true);
+            }
+            if let Some(ep) = self.endpoint(to) {
+                ep.rq.pop_front();
+            }
+            let id = u64::from(slot.id);
+            self.push_completion(to, CompletionKind::RecvSend, WcStatus::Success, id, len as u32);
         }
-        if len > 0 && !self.nodes[to.0].memory.write(rail, slot.local_key, slot.addr, bytes, Want::Local) {
-            return self.refuse(flow, WcStatus::RemoteAccess, true);
-        }
-        if let Some(ep) = self.endpoint(to) {
-            ep.rq.pop_front();
-        }
-        self.push_completion(to, CompletionKind::RecvSend, WcStatus::Success, u64::from(slot.id), len as u32);
         self.delivered(flow, Some(Answer::Status(WcStatus::Success)));
     }
 
@@ -436,6 +459,10 @@ impl Inner {
     fn complete(&mut self, qp: Qp) {
         while let Some(ep) = self.endpoint(qp) {
             let Some(status) = ep.sq.front().and_then(|wr| wr.done) else { return };
+            if status == WcStatus::Success {
+                self.check_source(qp);
+            }
+            let Some(ep) = self.endpoint(qp) else { return };
             let Some(wr) = ep.sq.pop_front() else { return };
             ep.launched -= 1;
             if wr.signaled || status != WcStatus::Success {

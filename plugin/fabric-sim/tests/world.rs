@@ -167,3 +167,15 @@ fn what_failed_here_may_have_arrived_there() {
     let outcomes: Vec<WcStatus> = (0..100).map(outcome).collect();
     assert!(outcomes.contains(&WcStatus::Success) && outcomes.contains(&WcStatus::PeerGone), "{outcomes:?}");
 }
+
+#[test]
+#[should_panic(expected = "the source of a work request changed before it completed")]
+fn a_source_that_changes_before_its_write_completes_stops_the_run() {
+    let pair = Pair::new(5, SimConfig::default(), 0);
+    pair.post(&[pair.template(Op::Write)], None, 0).expect("post");
+    while pair.fabrics[1].stats()["bytes_placed"] == 0 {
+        assert!(pair.world.step(), "the WRITE begins to land");
+    }
+    pair.world.store(0, pair.memory[0], b"something else");
+    while pair.world.step() {}
+}

@@ -1,10 +1,11 @@
-//! Room for the bytes of SENDs that are too long to be inlined: a ring of the sender's own, tied to completions.
+//! Room for what is too long to be inlined: a ring of the sender's own, tied to completions.
 //!
 //! ```text
 //!   done            placed               done + size
 //!     | in flight     |      free          |          a SEND that would cross the end begins at the next multiple of the size
 //! ```
-//! SENDs of an endpoint complete in order, so a completion frees everything up to its end.
+//! Work requests of an endpoint complete in order, so a completion frees everything up to its end. Records for the peer's ring lie at
+//! the same places here as there: the ring's cursor decides, and only whether a place is free is asked here.
 
 use super::RECORD_ALIGN;
 
@@ -42,13 +43,23 @@ impl Stage {
         (end - self.done <= size).then_some(StagePlace { offset: (begin % size) as u32, end })
     }
 
+    /// Whether a record that ends where a mirrored ring's cursor will be `end` overwrites nothing in flight.
+    pub fn is_free_up_to(&self, end: u64) -> bool {
+        end - self.done <= u64::from(self.size_bytes)
+    }
+
+    /// The mirrored ring's cursor passed a record, staged or not.
+    pub fn pass(&mut self, end: u64) {
+        self.placed = end;
+    }
+
     /// Takes a place that [`Stage::place`] found.
     pub fn take(&mut self, place: StagePlace) {
         self.placed = place.end;
         assert!(self.placed - self.done <= u64::from(self.size_bytes), "placed ≤ done + size");
     }
 
-    /// Everything up to `end` has left the ring.
+    /// Everything up to `end` has completed.
     pub fn complete(&mut self, end: u64) {
         assert!(self.done <= end && end <= self.placed, "done ≤ {end} ≤ placed");
         self.done = end;

@@ -37,13 +37,15 @@ impl Session {
         port.bytes_out.try_reserve(placement.charge).expect("ring bytes were checked").commit();
         port.recv_out.try_reserve(1).expect("a RECV was checked").commit();
         port.ring_out.advance(placement);
+        let stage_end = port.ring_out.cursor();
+        port.stage.pass(stage_end);
         let (remote_addr, remote_key) = (port.peer_ring_addr, port.peer_ring_key);
         let staged = (!inline).then(|| mem.stage_record(ring, placement.offset, &self.scratch));
         ExtraStep {
             op: ExtraOp::WriteImm(imm.encode()),
             from_scratch: true,
             staged,
-            stage_end: None,
+            stage_end: Some(stage_end),
             remote_addr: remote_addr + u64::from(placement.offset),
             remote_key,
             fenced,

@@ -56,7 +56,7 @@ pub(crate) struct Port {
     pub(crate) recv_in: RecvCredit,
     pub(crate) bytes_in: RecvCredit,
     pub(crate) ring_in: Ring,
-    /// SENDs that are not inlined.
+    /// What is not inlined.
     pub(crate) stage: Stage,
     pub(crate) rq_depth: u32,
     notify: NotifyMode,
@@ -109,12 +109,18 @@ impl Port {
                 || self.bytes_out.available() >= self.ring_out.place(record_bytes).charge)
     }
 
-    /// Whether a SEND with a record of that length (0: none) is inlined or finds room in the staging ring.
+    /// Whether a record of that length (0: none, a tail) is inlined, or can be staged without harm to what has not completed.
     pub(crate) fn can_stage(&self, record_bytes: u32) -> bool {
-        let payload_bytes = SEND_HEADER_BYTES as u32 + record_bytes;
-        self.notify == NotifyMode::Immediate
-            || payload_bytes <= self.inline_bytes
-            || self.stage.place(payload_bytes).is_some()
+        match self.notify {
+            NotifyMode::Immediate => {
+                let end = || self.ring_out.cursor() + self.ring_out.place(record_bytes).charge;
+                record_bytes <= self.inline_bytes || self.stage.is_free_up_to(end())
+            }
+            NotifyMode::Send => {
+                let payload_bytes = SEND_HEADER_BYTES as u32 + record_bytes;
+                payload_bytes <= self.inline_bytes || self.stage.place(payload_bytes).is_some()
+            }
+        }
     }
 
     /// The RECV slot that the next receive completes: slots are used in the order in which they were posted.

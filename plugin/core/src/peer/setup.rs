@@ -180,8 +180,8 @@ pub trait SessionMemory {
     fn read_record(&self, ring: RingId, offset: u32, out: &mut [u8]);
 
     /// Copies bytes into the registered staging ring of an endpoint, which is as long as the peer's record ring, and says where
-    /// they lie: (address, local key). With immediates it mirrors that ring, offset by offset, and bytes are overwritten only after
-    /// the peer has credited them back; in send mode only after the SEND has completed.
+    /// they lie: (address, local key). They are overwritten only after the work request that reads them has completed. With
+    /// immediates this ring mirrors the peer's, offset by offset.
     fn stage_record(&self, ring: RingId, offset: u32, bytes: &[u8]) -> (u64, u64);
 
     /// Send mode: copies bytes out of a RECV slot, `offset + out.len()` inside of it. The slot's RECV is posted again only later.

@@ -79,7 +79,7 @@ impl Session {
                 format!("room in {lane:?}'s send queue: {} in flight", port(lane).ledger.in_flight())
             }
             Some(Blocked::Staging(lane)) => {
-                format!("{lane:?}'s staging ring: {} bytes of SENDs in flight", port(lane).stage.in_use())
+                format!("{lane:?}'s staging ring: {} bytes not yet completed", port(lane).stage.in_use())
             }
             Some(Blocked::Recv(lane)) => {
                 let credit = &port(lane).recv_out;

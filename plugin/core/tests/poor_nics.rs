@@ -1,4 +1,4 @@
-//! Two sessions joined by the toy fabric, in send mode and without inline data.
+//! Two sessions joined by the toy fabric, over NICs without immediates or without inline data.
 
 mod toy;
 
@@ -139,6 +139,32 @@ fn sends_wait_for_staging_room_that_comes_back_with_completions_and_not_with_cre
     world.settle();
     assert_eq!(world.nodes[1].delivered.len(), 4);
     assert_eq!(world.nodes[0].session.stats().tails_waiting, 4);
+    world.unpolled.clear();
+    world.settle();
+    let expected: Vec<_> = (0..8u8).map(|token| vec![token; 200]).collect();
+    assert_eq!(world.nodes[1].delivered, expected);
+    world.audit();
+}
+
+#[test]
+fn a_mirrored_record_waits_for_the_completion_of_what_it_overwrites_even_when_there_is_credit() {
+    let config = Config { lanes: 1, ring: 1024, inline: 0, ..Config::default() };
+    let mut world = World::new(config, 3);
+    world.unpolled.push((0, 1));
+    for token in 0..8 {
+        write(&mut world, token, token as usize * 100, 90, Some(&[token as u8; 200]));
+    }
+    world.settle();
+    world.flush();
+    let node = &mut world.nodes[0];
+    node.session.poll_credit(world.now, &node.mem);
+    world.pump(0);
+    world.settle();
+    // The peer has read four and given all their bytes back; that they were written is not known here.
+    assert_eq!(world.nodes[1].delivered.len(), 4);
+    let stats = world.nodes[0].session.stats();
+    assert_eq!(stats.endpoints[1].ring_known - stats.endpoints[1].ring_consumed, 1024, "{stats:#?}");
+    assert!(stats.waiters.iter().any(|waiter| waiter.waits_for.contains("staging ring")), "{stats:#?}");
     world.unpolled.clear();
     world.settle();
     let expected: Vec<_> = (0..8u8).map(|token| vec![token; 200]).collect();
