@@ -56,7 +56,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 
 /// Crates that may also be named for tests.
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
-    ("baton-driver", &["baton-fabric-soft", "baton-fabric-sim"]),
+    ("baton-driver", &["baton-fabric-soft", "baton-fabric-sim", "baton-fabric-verbs", "baton-verbs"]),
     ("baton-engine", &["baton-host"]),
     ("baton-core", &["baton-fabric-sim"]),
 ];

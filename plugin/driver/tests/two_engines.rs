@@ -1,4 +1,4 @@
-//! Two engines of one process over each software fabric, with immediates and with SENDs.
+//! Two engines of one process over each software fabric and over model RDMA devices, with immediates and with SENDs.
 
 mod common;
 
@@ -11,6 +11,11 @@ macro_rules! on_each_fabric {
     ($($(#[$attr:meta])* fn $name:ident($fabric:ident) $body:block)*) => {
         $($(#[$attr])* fn $name($fabric: &str) $body)*
         mod local { $(#[test] fn $name() { super::$name("local"); })* }
+        mod verbs { $(#[test] fn $name() { super::$name("verbs"); super::common::verbs::assert_rules(); })* }
+        mod verbs_by_send { $(#[test] fn $name() { super::$name("verbs send"); })* }
+        mod verbs_on_two_rails { $(#[test] fn $name() { super::$name("verbs rails"); })* }
+        mod verbs_meagre { $(#[test] fn $name() { super::$name("verbs meagre"); })* }
+        mod verbs_meagre_by_send { $(#[test] fn $name() { super::$name("verbs meagre send"); })* }
         mod tcp { $(#[test] fn $name() { super::$name("tcp"); })* }
         mod local_by_send { $(#[test] fn $name() { super::$name("local send"); })* }
         mod tcp_by_send { $(#[test] fn $name() { super::$name("tcp send"); })* }

@@ -24,6 +24,22 @@ pub enum DeviceFilter {
     Except(Vec<DevicePort>),
 }
 
+impl DeviceFilter {
+    /// Why no port of a device is wanted, if so.
+    pub fn rules_out(&self, device: &str) -> Option<&'static str> {
+        let whole = |named: &&DevicePort| named.device == device && named.port.is_none();
+        match self {
+            DeviceFilter::Only(list) if !list.iter().any(|named| named.device == device) => {
+                Some("not in BATON_DEVICES")
+            }
+            DeviceFilter::Except(list) if list.iter().find(whole).is_some() => {
+                Some("left out by BATON_DEVICES")
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A device, or one port of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePort {

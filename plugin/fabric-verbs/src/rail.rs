@@ -3,7 +3,7 @@
 use crate::choose::{
     self, DeviceFacts, Gid, GidEntry, GidType, LinkLayer, Mtu, PortFacts, PortState, Ports, Rail, Transport,
 };
-use crate::config::VerbsConfig;
+use crate::config::{DeviceFilter, VerbsConfig};
 use crate::interfaces;
 use baton_fabric::FabricError;
 use baton_verbs::{Channel, Context, DeviceAttr, DeviceInfo, Library, Pd, QpCap};
@@ -112,7 +112,7 @@ pub(crate) fn open(library: &Library, config: &VerbsConfig) -> Result<Opened, Fa
     let mut opened: Vec<Option<Arc<Context>>> = Vec::new();
     let mut facts = Vec::new();
     for info in &listed {
-        let (one, context) = look_at(library, info);
+        let (one, context) = look_at(library, info, config);
         facts.push(one);
         opened.push(context);
     }
@@ -153,7 +153,11 @@ fn at_port(device: &str, port: u8, e: &baton_verbs::VerbsError) -> FabricError {
 }
 
 /// What is known of a listed device, and the device itself where it can be opened.
-fn look_at(library: &Library, info: &DeviceInfo) -> (DeviceFacts, Option<Arc<Context>>) {
+fn look_at(
+    library: &Library,
+    info: &DeviceInfo,
+    config: &VerbsConfig,
+) -> (DeviceFacts, Option<Arc<Context>>) {
     let transport = match info {
         DeviceInfo { is_iwarp: true, .. } => Transport::Iwarp,
         DeviceInfo { is_infiniband: true, .. } => Transport::InfiniBand,
@@ -161,6 +165,10 @@ fn look_at(library: &Library, info: &DeviceInfo) -> (DeviceFacts, Option<Arc<Con
     };
     let mut facts = DeviceFacts { name: info.name.clone(), transport, failure: None, ports: Vec::new() };
     if transport != Transport::InfiniBand {
+        return (facts, None);
+    }
+    if let Some(why) = config.devices.rules_out(&info.name) {
+        facts.failure = Some(why.to_owned());
         return (facts, None);
     }
     let looked = library.open_device(&info.name).and_then(|context| {

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod rails;
+pub mod verbs;
 
 use baton_driver::{Config, Desc, Driver, Notification, NotifyMode, Status, Xfer};
 use baton_fabric::{Fabric, Memory, MemoryKind, Op};
@@ -23,6 +24,7 @@ pub fn fabric(name: &str) -> Arc<dyn Fabric> {
     match name.trim_end_matches(SENDS) {
         "local" => LocalFabric::new(LocalConfig::default()).expect("local fabric"),
         "tcp" => TcpFabric::new(TcpConfig::default()).expect("tcp fabric"),
+        kind if kind.starts_with("verbs") => verbs::fabric(kind),
         other => panic!("no fabric {other}"),
     }
 }
