@@ -80,7 +80,9 @@ impl OpenRail {
             failure: None,
             ports: vec![port],
         };
-        let ports = choose::ports::ports(config, &[facts], &interfaces::addresses(), &[]);
+        // It was chosen already; the others that the settings name are not looked at here.
+        let config = VerbsConfig { devices: DeviceFilter::All, ..config.clone() };
+        let ports = choose::ports::ports(&config, &[facts], &interfaces::addresses(), &[]);
         let new =
             ports.map_err(|e| e.to_string())?.rails.into_iter().next().ok_or("it is no rail any more")?;
         let mut state = self.state.lock();

@@ -44,7 +44,7 @@ impl Network {
 static USUAL: OnceLock<Network> = OnceLock::new();
 static MEAGRE: OnceLock<Network> = OnceLock::new();
 
-/// A new host's fabric: `verbs`, `verbs rails` (two devices), `verbs meagre` (nothing inline, messages of 64 KiB, memory regions of 2 MiB).
+/// A new host's fabric: `verbs`, `verbs rails` (two devices), `verbs meagre` (nothing inline, messages of 64 KiB, memory regions of 4 MiB).
 pub fn fabric(kind: &str) -> Arc<dyn Fabric> {
     open(kind).0
 }
@@ -67,7 +67,7 @@ pub fn open(kind: &str) -> (Arc<dyn Fabric>, &'static Fake, Vec<String>) {
 
 fn meagre(device: &mut DeviceConfig) {
     device.max_inline_bytes = 0;
-    device.max_mr_bytes = 2 << 20;
+    device.max_mr_bytes = 4 << 20;
     device.ports[0].max_msg_bytes = 64 * 1024;
     device.max_qp_wr = 200;
     device.max_qp_rd_atom = 1;
