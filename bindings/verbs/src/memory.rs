@@ -64,6 +64,27 @@ impl Pd {
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    /// Whether library, kernel and driver take dma-bufs at all, found out with a descriptor that is none: whoever does takes offence at
+    /// that. The error is the refusal.
+    pub fn takes_dmabuf(&self) -> Result<(), VerbsError> {
+        const CALL: &str = "ibv_reg_dmabuf_mr";
+        let unsupported = VerbsError { call: CALL, errno: libc::EOPNOTSUPP };
+        let Some(reg_dmabuf_mr) = self.context.api().reg_dmabuf_mr else { return Err(unsupported) };
+        let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as i32;
+        // SAFETY: the domain is alive; the kernel checks the descriptor.
+        let mr = unsafe { reg_dmabuf_mr(self.as_ptr(), 0, 1, 0, -1, flags) };
+        if let Some(mr) = NonNull::new(mr) {
+            // SAFETY: just registered, used by nobody.
+            let answer = unsafe { (self.context.api().dereg_mr)(mr.as_ptr()) };
+            return VerbsError::check("ibv_dereg_mr", answer);
+        }
+        let error = VerbsError::last(CALL);
+        match error.errno {
+            libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY => Err(error),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for Pd {

@@ -94,6 +94,8 @@ pub struct VerbsConfig {
     pub immediates: bool,
     /// How often; finite, because with credits a missing RECV is a fault and must show.
     pub rnr_retry: u8,
+    /// Flush memory of accelerators before every notification, also where the device says that it orders writes by itself.
+    pub always_flush: bool,
     /// Addresses of `BATON_LISTEN` and `BATON_ADVERTISE`, at which this host shall be reached: GIDs at them and in their
     /// networks are preferred. May be empty.
     pub wanted: Vec<IpAddr>,
@@ -115,6 +117,7 @@ impl Default for VerbsConfig {
             min_rnr: 12,
             rnr_retry: 3,
             immediates: true,
+            always_flush: true,
             wanted: Vec::new(),
         }
     }

@@ -69,6 +69,8 @@ pub(crate) struct Endpoint {
     ended: AtomicBool,
     /// The device is lost: nothing comes out any more, and nothing touches memory.
     pub lost: AtomicBool,
+    /// A receive was dropped because nobody knows whether what it tells of is visible; none behind it counts any more.
+    pub unflushed: AtomicBool,
 }
 
 struct Send {
@@ -103,6 +105,7 @@ impl Endpoint {
             fenced: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            unflushed: AtomicBool::new(false),
         }
     }
 

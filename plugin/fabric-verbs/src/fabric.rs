@@ -5,14 +5,16 @@ use crate::choose::{
 };
 use crate::config::VerbsConfig;
 use crate::endpoint::Endpoint;
-use crate::memory::Registrations;
+use crate::flush::Flusher;
+use crate::memory::{Registrations, Vram};
 use crate::queue::{Counters, Queue};
 use crate::rail::{self, Device, OpenRail};
 use crate::table::Table;
+use crate::vram::{Accelerators, Offer};
 use crate::wake::Wake;
 use baton_fabric::{
-    Batch, Caps, Completion, EndpointConfig, EndpointId, Fabric, FabricError, Keys, Memory, MemoryKind,
-    PeerView, PostError, RecvSlot, RegionKeys,
+    Batch, Caps, Completion, EndpointConfig, EndpointId, Fabric, FabricError, Keys, Memory, PeerView,
+    PostError, RecvSlot, RegionKeys,
 };
 use baton_verbs::{Connection, Library, PathMtu, Qp, QpCap, QpConfig};
 use parking_lot::{Mutex, RwLock};
@@ -45,6 +47,8 @@ pub struct VerbsFabric {
     next_queue: AtomicUsize,
     next_token: AtomicU64,
     pub(crate) memory: Registrations,
+    vram: Vram,
+    pub(crate) flusher: Arc<Flusher>,
     pub(crate) wake: Wake,
     pub(crate) counters: Arc<Counters>,
     /// How devices and GIDs were chosen, for whoever asks.
@@ -68,18 +72,35 @@ impl VerbsFabric {
                 "{e}: a fork of this process may corrupt registered memory on kernels before 5.12"
             );
         }
-        VerbsFabric::with_library(&library, config)
+        VerbsFabric::with_accelerators(&library, config, Accelerators::of_host)
     }
 
-    /// As [`VerbsFabric::open`], with a library that is open already.
+    /// As [`VerbsFabric::open`], with a library that is open already and without accelerators.
     pub fn with_library(library: &Library, config: VerbsConfig) -> Result<Arc<VerbsFabric>, FabricError> {
-        let rail::Opened { devices, rails, notes } = rail::open(library, &config)?;
+        VerbsFabric::with_accelerators(library, config, || Accelerators::none("they were not looked for"))
+    }
+
+    /// As [`VerbsFabric::open`], with a library that is open already. Accelerators are looked for once there are devices.
+    pub fn with_accelerators(
+        library: &Library,
+        config: VerbsConfig,
+        find: impl FnOnce() -> Accelerators,
+    ) -> Result<Arc<VerbsFabric>, FabricError> {
+        let rail::Opened { devices, rails, mut notes } = rail::open(library, &config)?;
+        let offer = Offer::probe(find(), &devices);
+        notes.push(match &offer {
+            Ok(offer) => format!("memory of accelerators can be registered: {}", offer.describe()),
+            Err(why) => format!("memory of accelerators cannot be registered: {why}"),
+        });
         notes.iter().for_each(|note| tracing::info!("verbs: {note}"));
         tracing::info!("verbs: {}", AckTime::new(config.ib_timeout, config.ib_retry));
         let rails: Vec<Arc<OpenRail>> = rails.into_iter().map(Arc::new).collect();
         let wake = Wake::new(&devices).map_err(|e| FabricError::System(format!("epoll: {e}")))?;
+        let flusher = Arc::new(Flusher::new(&devices, &rails, &config));
         Ok(Arc::new(VerbsFabric {
-            caps: caps(&config, &devices, &rails),
+            caps: Caps { vram: offer.is_ok(), ..caps(&config, &devices, &rails) },
+            vram: Vram { offer, flusher: Arc::clone(&flusher), always_flush: config.always_flush },
+            flusher,
             rail_devices: rails.iter().map(|rail| rail.device_index).collect(),
             config,
             devices,
@@ -151,11 +172,13 @@ impl VerbsFabric {
     }
 
     /// Completion queues for endpoints on one device: one for all, or one for each where all are too many for the device.
-    fn make_queues(&self, device: &Device, needs: &[u32]) -> Result<Vec<Arc<Queue>>, FabricError> {
+    fn make_queues(&self, device_index: usize, needs: &[u32]) -> Result<Vec<Arc<Queue>>, FabricError> {
+        let device = &self.devices[device_index];
         let together = needs.iter().fold(0u32, |sum, need| sum.saturating_add(*need));
         let make = |entries: u32| {
             let token = self.next_token.fetch_add(1, Ordering::Relaxed);
-            let queue = Queue::new(&device.channel, entries, token, &self.counters);
+            let flusher = (&self.flusher, device_index);
+            let queue = Queue::new(&device.channel, entries, token, &self.counters, flusher);
             queue.map(Arc::new).map_err(|e| {
                 FabricError::System(format!(
                     "device {}: a completion queue of {entries} entries (limit {} entries, {} queues): {e}",
@@ -232,6 +255,13 @@ impl VerbsFabric {
         endpoint.fence();
         endpoint.queue.inject(crate::queue::lost(endpoint));
         self.wake.ring();
+    }
+
+    /// A flush failed: nobody knows what is visible of what peers have written, so no session goes on.
+    fn end_unflushed(&self) {
+        for endpoint in self.endpoints.all().iter().filter(|endpoint| !endpoint.is_fenced()) {
+            self.give_up(endpoint, false);
+        }
     }
 
     /// The queue of an event.
@@ -311,12 +341,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn register(&self, memory: &Memory) -> Result<Keys, FabricError> {
-        if memory.kind == MemoryKind::Vram {
-            return Err(FabricError::Unsupported(
-                "memory of an accelerator cannot be registered here".to_owned(),
-            ));
-        }
-        self.memory.register(&self.devices, &self.rail_devices, memory)
+        self.memory.register(&self.devices, &self.rail_devices, memory, &self.vram)
     }
 
     fn region_keys(&self, keys: Keys) -> RegionKeys {
@@ -341,6 +366,7 @@ impl Fabric for VerbsFabric {
         configs: &[EndpointConfig],
         peer: PeerView<'_>,
     ) -> Result<Vec<(EndpointId, Value)>, FabricError> {
+        self.flusher.ready()?;
         let chosen = self.rails_for(configs.len(), peer)?;
         let mut in_use: Vec<u8> = chosen.clone();
         in_use.sort_unstable();
@@ -351,12 +377,12 @@ impl Fabric for VerbsFabric {
         }
         let needs: Vec<u32> = configs.iter().map(|config| config.sq_depth + 1 + config.rq_depth).collect();
         let mut queues: Vec<Option<(Arc<Queue>, u16)>> = vec![None; configs.len()];
-        for (index, device) in self.devices.iter().enumerate() {
+        for index in 0..self.devices.len() {
             let of_device: Vec<usize> = (0..configs.len())
                 .filter(|at| self.rails[usize::from(chosen[*at])].device_index == index)
                 .collect();
             let needs: Vec<u32> = of_device.iter().map(|at| needs[*at]).collect();
-            let made = if needs.is_empty() { Vec::new() } else { self.make_queues(device, &needs)? };
+            let made = if needs.is_empty() { Vec::new() } else { self.make_queues(index, &needs)? };
             for (member, (at, queue)) in of_device.into_iter().zip(made).enumerate() {
                 queues[at] = Some((queue, member as u16));
             }
@@ -454,6 +480,12 @@ impl Fabric for VerbsFabric {
     }
 
     fn poll(&self, out: &mut [Completion]) -> usize {
+        if self.flusher.is_active() {
+            self.flusher.pump();
+        }
+        if self.flusher.take_news() {
+            self.end_unflushed();
+        }
         let queues = self.queues.read();
         if queues.is_empty() {
             return 0;
@@ -489,7 +521,16 @@ impl Fabric for VerbsFabric {
         self.take_events();
         let queues: Vec<Arc<Queue>> = self.queues.read().clone();
         // Every queue, also after one has something: they are armed once and stay so until their event.
-        let waiting = queues.iter().filter(|queue| queue.arm()).count();
+        let mut waiting = queues.iter().filter(|queue| queue.arm()).count();
+        if self.flusher.is_active() {
+            waiting += queues.iter().filter(|queue| queue.is_holding() && queue.look()).count();
+            // Behind the looks, which may have begun a round.
+            waiting += usize::from(self.flusher.arm());
+            if self.flusher.take_news() {
+                self.end_unflushed();
+                waiting += 1;
+            }
+        }
         waiting == 0
     }
 
@@ -518,10 +559,11 @@ impl Fabric for VerbsFabric {
 
     fn is_quiet(&self, endpoint: EndpointId) -> bool {
         let Some(endpoint) = self.endpoints.get(endpoint) else { return true };
-        if !endpoint.is_drained() {
+        self.flusher.pump();
+        if !endpoint.is_drained() || endpoint.queue.is_holding() {
             endpoint.queue.look();
         }
-        endpoint.is_drained()
+        endpoint.is_drained() && !endpoint.queue.is_holding()
     }
 
     fn destroy_endpoint(&self, endpoint: EndpointId) {
@@ -555,6 +597,15 @@ impl Fabric for VerbsFabric {
             "errors": count(&self.counters.errors),
             "completion_queue_errors": count(&self.counters.queue_errors),
             "late_completions": count(&self.counters.late),
+            "accelerators": {
+                "offered": self.caps.vram,
+                "regions_flushed": self.flusher.targets(),
+                "flushes": count(&self.flusher.rounds),
+                "flush_reads": count(&self.flusher.reads),
+                "flushes_failed": count(&self.flusher.failures),
+                "receives_held": count(&self.flusher.held),
+                "receives_dropped": count(&self.flusher.dropped),
+            },
         })
     }
 }

@@ -7,15 +7,20 @@
 pub mod choose;
 pub mod config;
 
+mod cuda;
 mod endpoint;
 mod fabric;
+mod flush;
 mod interfaces;
 mod memory;
 mod probe;
 mod queue;
 mod rail;
 mod table;
+mod vram;
 mod wake;
 
 pub use config::VerbsConfig;
+pub use cuda::{Cuda, CudaApi, CudaError};
 pub use fabric::VerbsFabric;
+pub use vram::Accelerators;

@@ -1,11 +1,15 @@
 //! Registrations: on every device in use, in segments where a device cannot take the whole, shared where the same memory is
 //! registered again.
 
+use crate::cuda::Pointer;
+use crate::flush::Flusher;
 use crate::rail::Device;
+use crate::vram::{Offer, Source};
 use baton_fabric::{FabricError, Keys, Memory, MemoryKind, RegionKeys};
-use baton_verbs::{Access, Mr, VerbsError};
+use baton_verbs::{Access, Mr, Pd, VerbsError};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Segments end at multiples of this from the region's first byte, so that huge pages are not split.
@@ -27,6 +31,29 @@ struct Regions {
     same: Same,
     segment_bytes: u64,
     mrs: Vec<Vec<Mr>>,
+    /// What the flusher reads, where it has to.
+    flush: Option<FlushTarget>,
+}
+
+/// Taken from the flusher when it goes.
+struct FlushTarget {
+    id: u64,
+    flusher: Arc<Flusher>,
+}
+
+impl Drop for FlushTarget {
+    fn drop(&mut self) {
+        self.flusher.remove(self.id);
+    }
+}
+
+/// How memory of accelerators is registered.
+pub(crate) struct Vram {
+    /// Or what is missing.
+    pub offer: Result<Offer, String>,
+    pub flusher: Arc<Flusher>,
+    /// Also where the device says that it orders writes by itself.
+    pub always_flush: bool,
 }
 
 struct Registration {
@@ -56,6 +83,7 @@ impl Registrations {
         devices: &[Arc<Device>],
         rail_devices: &Arc<[usize]>,
         memory: &Memory,
+        vram: &Vram,
     ) -> Result<Keys, FabricError> {
         if memory.len_bytes == 0 || memory.addr.checked_add(memory.len_bytes).is_none() {
             let text = format!(
@@ -74,7 +102,10 @@ impl Registrations {
         let found = self.state.lock().shared.get(&same).and_then(std::sync::Weak::upgrade);
         let regions = match found {
             Some(regions) => regions,
-            None => Arc::new(register_all(devices, same)?),
+            None => Arc::new(match memory.kind {
+                MemoryKind::Dram => register_all(devices, same, &Source::Host)?,
+                MemoryKind::Vram => vram.register(devices, same, memory.device)?,
+            }),
         };
         let mut state = self.state.lock();
         state.shared.insert(same, Arc::downgrade(&regions));
@@ -138,12 +169,18 @@ impl Registrations {
             let Some(registration) = state.registrations.get_mut(&number) else { return };
             let same = registration.regions.same;
             let empty = Regions {
+                same,
+                segment_bytes: registration.regions.segment_bytes,
                 mrs: registration.regions.mrs.iter().map(|_| Vec::new()).collect(),
-                ..*registration.regions
+                flush: None,
             };
             let regions = std::mem::replace(&mut registration.regions, Arc::new(empty));
             match Arc::try_unwrap(regions) {
-                Ok(regions) => {
+                Ok(mut regions) => {
+                    // Taking it from the flusher may wait, which is for `deregister` to do.
+                    if let Some(placeholder) = Arc::get_mut(&mut registration.regions) {
+                        placeholder.flush = regions.flush.take();
+                    }
                     state.shared.remove(&same);
                     regions
                 }
@@ -160,7 +197,9 @@ impl Registrations {
                 regions.same.addr
             );
             if let Some(registration) = self.state.lock().registrations.get_mut(&number) {
-                registration.regions = Arc::new(regions);
+                let placeholder = Arc::get_mut(&mut registration.regions);
+                let flush = placeholder.and_then(|placeholder| placeholder.flush.take());
+                registration.regions = Arc::new(Regions { flush, ..regions });
             }
         }
     }
@@ -186,7 +225,8 @@ fn access_of(memory: &Memory) -> Access {
         local_write: true,
         remote_read: memory.remote_read,
         remote_write: memory.remote_write,
-        relaxed_ordering: !memory.ordered,
+        // A flush counts on the order of a READ behind WRITEs.
+        relaxed_ordering: !memory.ordered && memory.kind == MemoryKind::Dram,
     }
 }
 
@@ -206,38 +246,97 @@ fn segment_bytes(devices: &[Arc<Device>], len_bytes: u64) -> Result<u64, FabricE
     Ok(segment)
 }
 
-fn register_all(devices: &[Arc<Device>], same: Same) -> Result<Regions, FabricError> {
+fn register_all(devices: &[Arc<Device>], same: Same, source: &Source) -> Result<Regions, FabricError> {
     let segment = segment_bytes(devices, same.len_bytes)?;
     // What was registered when an error comes is withdrawn by its drop.
-    let mrs = devices.iter().map(|device| register_on(device, same, segment)).collect::<Result<_, _>>()?;
-    Ok(Regions { same, segment_bytes: segment, mrs })
+    let on_each = devices.iter().map(|device| register_on(device, same, segment, source));
+    Ok(Regions { same, segment_bytes: segment, mrs: on_each.collect::<Result<_, _>>()?, flush: None })
 }
 
-fn register_on(device: &Device, same: Same, segment_bytes: u64) -> Result<Vec<Mr>, FabricError> {
+fn register_on(
+    device: &Device,
+    same: Same,
+    segment_bytes: u64,
+    source: &Source,
+) -> Result<Vec<Mr>, FabricError> {
     let mut mrs = Vec::new();
     let mut done = 0;
     while done < same.len_bytes {
         let len = segment_bytes.min(same.len_bytes - done);
         let addr = same.addr + done;
-        mrs.push(register_one(device, addr, len, same.access).map_err(|e| explain(device, addr, len, &e))?);
+        mrs.push(register_one(device, &device.pd, source, addr, len, same.access)?);
         done += len;
     }
     Ok(mrs)
 }
 
-fn register_one(device: &Device, addr: u64, len_bytes: u64, access: Access) -> Result<Mr, VerbsError> {
-    match Mr::register(&device.pd, addr, len_bytes, access) {
+fn register_one(
+    device: &Device,
+    pd: &Arc<Pd>,
+    source: &Source,
+    addr: u64,
+    len_bytes: u64,
+    access: Access,
+) -> Result<Mr, FabricError> {
+    let made = match source {
+        Source::Host => register_host(pd, addr, len_bytes, access),
+        Source::Dmabuf { fd, start } => {
+            Mr::register_dmabuf(pd, fd.as_fd(), addr - start, len_bytes, addr, access)
+        }
+        Source::Peer => Mr::register(pd, addr, len_bytes, access),
+    };
+    made.map_err(|e| explain(device, source, addr, len_bytes, &e))
+}
+
+fn register_host(pd: &Arc<Pd>, addr: u64, len_bytes: u64, access: Access) -> Result<Mr, VerbsError> {
+    match Mr::register(pd, addr, len_bytes, access) {
         // Memory that this process may only read can still be a source.
         Err(e) if matches!(e.errno, libc::EFAULT | libc::EACCES | libc::EPERM) && !access.remote_write => {
             let read_only = Access { local_write: false, ..access };
-            Mr::register(&device.pd, addr, len_bytes, read_only).map_err(|_| e)
+            Mr::register(pd, addr, len_bytes, read_only).map_err(|_| e)
         }
         outcome => outcome,
     }
 }
 
+impl Vram {
+    fn register(&self, devices: &[Arc<Device>], same: Same, gpu: u64) -> Result<Regions, FabricError> {
+        let offer = self.offer.as_ref().map_err(|why| {
+            FabricError::Unsupported(format!(
+                "memory of accelerators cannot be registered here: {why} (NVIDIA's by libcuda are known, ROCm's are not)"
+            ))
+        })?;
+        let pointer = offer.pointer(same.addr, gpu)?;
+        offer.register(pointer, same.len_bytes, |source| {
+            let mut regions = register_all(devices, same, source)?;
+            if same.access.remote_write && (self.always_flush || !offer.orders_writes(pointer)) {
+                regions.flush = Some(self.flush_target(same, pointer, source)?);
+            }
+            tracing::debug!(
+                "{} bytes at {:#x} of GPU {}: {source}",
+                same.len_bytes,
+                same.addr,
+                pointer.ordinal
+            );
+            Ok(regions)
+        })
+    }
+
+    fn flush_target(
+        &self,
+        same: Same,
+        pointer: Pointer,
+        source: &Source,
+    ) -> Result<FlushTarget, FabricError> {
+        let access = Access { remote_read: true, ..Access::default() };
+        let register = |device: &Device, pd: &Arc<Pd>| register_one(device, pd, source, same.addr, 1, access);
+        let id = self.flusher.add(pointer.ordinal, same.addr, register)?;
+        Ok(FlushTarget { id, flusher: Arc::clone(&self.flusher) })
+    }
+}
+
 fn withdraw(regions: Regions) -> Result<(), (Regions, VerbsError)> {
-    let Regions { same, segment_bytes, mrs } = regions;
+    let Regions { same, segment_bytes, mrs, flush } = regions;
     let mut kept = Vec::new();
     let mut error = None;
     for device in mrs {
@@ -252,14 +351,19 @@ fn withdraw(regions: Regions) -> Result<(), (Regions, VerbsError)> {
     }
     match error {
         None => Ok(()),
-        Some(e) => Err((Regions { same, segment_bytes, mrs: kept }, e)),
+        Some(e) => Err((Regions { same, segment_bytes, mrs: kept, flush }, e)),
     }
 }
 
 /// Says what is wrong with a registration, as far as this process can tell.
-fn explain(device: &Device, addr: u64, len_bytes: u64, e: &VerbsError) -> FabricError {
+fn explain(device: &Device, source: &Source, addr: u64, len_bytes: u64, e: &VerbsError) -> FabricError {
     let what = format!("device {}: registering {len_bytes} bytes at {addr:#x}: {e}", device.name);
     let hint = match e.errno {
+        libc::EOPNOTSUPP => "; library, kernel or driver do not take dma-bufs".to_owned(),
+        libc::EFAULT if matches!(source, Source::Peer) => {
+            "; the module for peer memory does not take these addresses".to_owned()
+        }
+        _ if !matches!(source, Source::Host) => String::new(),
         libc::ENOMEM => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             match limit {

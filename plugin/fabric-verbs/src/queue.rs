@@ -4,6 +4,7 @@
 //! queue must not outlive its session.
 
 use crate::endpoint::{Endpoint, WrId};
+use crate::flush::{Fate, Flusher};
 use baton_fabric::{Completion, CompletionKind, WcStatus};
 use baton_verbs::{Channel, Cq, Status, VerbsError, Wc, WcBuffer, WcOpcode};
 use parking_lot::{Mutex, RwLock};
@@ -36,14 +37,28 @@ pub(crate) struct Queue {
     heat: AtomicU32,
     /// Completions that were taken where they could not be handed out.
     stashed: AtomicBool,
+    /// Completions wait for a flush.
+    holding: AtomicBool,
     taker: Mutex<Taker>,
     counters: Arc<Counters>,
+    flusher: Arc<Flusher>,
+    device_index: usize,
 }
 
 struct Taker {
     buffer: WcBuffer,
     stash: VecDeque<Completion>,
+    /// What was received and waits until memory of accelerators is flushed, and everything behind it. Never more than the device's queue
+    /// holds: nothing is posted again for a completion that nobody has seen.
+    held: VecDeque<Held>,
     failed: bool,
+}
+
+struct Held {
+    completion: Completion,
+    endpoint: Arc<Endpoint>,
+    /// Nothing to wait for but what is in front of it.
+    ticket: Option<u64>,
 }
 
 impl Queue {
@@ -52,6 +67,7 @@ impl Queue {
         entries: u32,
         token: u64,
         counters: &Arc<Counters>,
+        (flusher, device_index): (&Arc<Flusher>, usize),
     ) -> Result<Queue, VerbsError> {
         Ok(Queue {
             cq: Cq::new(channel, entries, token)?,
@@ -60,8 +76,16 @@ impl Queue {
             armed: AtomicBool::new(false),
             heat: AtomicU32::new(HEAT),
             stashed: AtomicBool::new(false),
-            taker: Mutex::new(Taker { buffer: WcBuffer::new(BATCH), stash: VecDeque::new(), failed: false }),
+            holding: AtomicBool::new(false),
+            taker: Mutex::new(Taker {
+                buffer: WcBuffer::new(BATCH),
+                stash: VecDeque::new(),
+                held: VecDeque::new(),
+                failed: false,
+            }),
             counters: Arc::clone(counters),
+            flusher: Arc::clone(flusher),
+            device_index,
         })
     }
 
@@ -83,6 +107,7 @@ impl Queue {
             *member = None;
         }
         taker.stash.retain(|completion| completion.endpoint != endpoint.id);
+        taker.held.retain(|held| held.completion.endpoint != endpoint.id);
         members.iter().all(Option::is_none)
     }
 
@@ -92,7 +117,12 @@ impl Queue {
     }
 
     pub fn is_hot(&self) -> bool {
-        self.heat.load(Ordering::Relaxed) > 0 || self.stashed.load(Ordering::Relaxed)
+        self.heat.load(Ordering::Relaxed) > 0 || self.stashed.load(Ordering::Relaxed) || self.is_holding()
+    }
+
+    /// Whether completions wait for a flush.
+    pub fn is_holding(&self) -> bool {
+        self.holding.load(Ordering::Acquire)
     }
 
     /// Takes completions. `0` also when another thread is at it.
@@ -144,6 +174,67 @@ impl Queue {
     }
 
     fn take(&self, taker: &mut Taker, out: &mut [Completion]) -> usize {
+        if taker.held.is_empty() && !self.flusher.is_active() {
+            return self.take_from_device(taker, out);
+        }
+        // What was held first: a completion never overtakes another of its queue.
+        let mut n = self.release(taker, out);
+        let mut taken = [Completion::EMPTY; BATCH];
+        loop {
+            let got = self.take_from_device(taker, &mut taken);
+            self.hold(taker, &taken[..got]);
+            if got < taken.len() {
+                break;
+            }
+        }
+        n += self.release(taker, &mut out[n..]);
+        self.holding.store(!taker.held.is_empty(), Ordering::Release);
+        n
+    }
+
+    /// Completions that have just been polled.
+    fn hold(&self, taker: &mut Taker, taken: &[Completion]) {
+        let arrived = |completion: &Completion| {
+            matches!(completion.kind, CompletionKind::RecvImm(_) | CompletionKind::RecvSend)
+        };
+        // One for all of them, drawn after the last was polled.
+        let ticket = taken.iter().any(arrived).then(|| self.flusher.ticket(self.device_index));
+        let members = self.members.read();
+        for completion in taken {
+            let endpoint = members.iter().flatten().find(|member| member.id == completion.endpoint);
+            let Some(endpoint) = endpoint else { continue };
+            let ticket = ticket.filter(|_| arrived(completion));
+            self.flusher.held.fetch_add(u64::from(ticket.is_some()), Ordering::Relaxed);
+            taker.held.push_back(Held { completion: *completion, endpoint: Arc::clone(endpoint), ticket });
+        }
+    }
+
+    /// Hands out what has been flushed, in order.
+    fn release(&self, taker: &mut Taker, out: &mut [Completion]) -> usize {
+        let mut n = 0;
+        while n < out.len()
+            && let Some(held) = taker.held.front()
+        {
+            match held.ticket.map(|ticket| self.flusher.fate(ticket)) {
+                Some(Fate::Waiting) => break,
+                Some(Fate::Failed) => held.endpoint.unflushed.store(true, Ordering::Release),
+                Some(Fate::Flushed) | None => {}
+            }
+            let mut completion = held.completion;
+            if held.ticket.is_some() && held.endpoint.unflushed.load(Ordering::Acquire) {
+                self.flusher.dropped.fetch_add(1, Ordering::Relaxed);
+                completion.kind = CompletionKind::RecvFlushed;
+                completion.status = WcStatus::Flushed;
+                completion.len_bytes = 0;
+            }
+            out[n] = completion;
+            n += 1;
+            taker.held.pop_front();
+        }
+        n
+    }
+
+    fn take_from_device(&self, taker: &mut Taker, out: &mut [Completion]) -> usize {
         let mut n = 0;
         while n < out.len() && !taker.failed {
             let room = out.len() - n;
@@ -232,6 +323,8 @@ impl Queue {
             });
         }
         endpoint.on_recv_completed();
+        // Once one is lost those behind it tell of an order that is not there any more.
+        let status = if endpoint.unflushed.load(Ordering::Relaxed) { WcStatus::Flushed } else { status };
         let (kind, len_bytes) = match (status, wc.opcode(), wc.imm()) {
             (WcStatus::Success, WcOpcode::RecvWriteWithImm, Some(imm)) => {
                 (CompletionKind::RecvImm(imm), wc.byte_len())

@@ -104,6 +104,7 @@ impl VerbsFabric {
                     rail.set_down(Some(Down { why, for_good: true, grace_ends: Instant::now() }));
                     self.give_up_all(rail, true);
                 }
+                self.flusher.lose(device_index);
             }
             AsyncEvent::PortErr(port) => {
                 let retries = AckTime::new(self.config.ib_timeout, self.config.ib_retry).worst;
