@@ -18,6 +18,12 @@ fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// Null with errno set.
+pub(super) fn refuse<T>(errno: Errno) -> *mut T {
+    set_errno(errno);
+    std::ptr::null_mut()
+}
+
 /// Null with errno set, or the object.
 fn hand_out<T>(object: Result<Box<T>, Errno>) -> *mut T {
     object.map_or_else(
@@ -284,16 +290,33 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     answer(result)
 }
 
+/// Whether the domain's device takes dma-bufs.
+///
+/// # Safety
+/// The domain must be alive.
+pub(super) unsafe fn takes_dmabuf(pd: *mut ibv_pd) -> bool {
+    // SAFETY: the caller's promise; a domain's context is open.
+    let device = unsafe { &context_of((*pd).context).device };
+    device.shared.look().devices[device.index].config.dmabuf
+}
+
 /// A region of memory at `base` that work requests name by `iova`.
 ///
 /// # Safety
 /// The domain must be alive.
-pub(super) unsafe fn register(pd: *mut ibv_pd, base: u64, len: u64, iova: u64, access: u32) -> *mut ibv_mr {
+pub(super) unsafe fn register(
+    pd: *mut ibv_pd,
+    base: u64,
+    len: u64,
+    iova: u64,
+    access: u32,
+    vram: bool,
+) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     let (id, context) = unsafe { ((*pd.cast::<PdObject>()).id, (*pd).context) };
     // SAFETY: a domain's context is open.
     let shared = unsafe { &context_of(context).device.shared };
-    let made = shared.change().register(Registration { pd: id, iova, len, base, access });
+    let made = shared.change().register(Registration { pd: id, iova, len, base, access, vram });
     hand_out(made.map(|(id, key)| {
         let ibv = ibv_mr {
             context,
@@ -321,7 +344,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         return std::ptr::null_mut();
     }
     // SAFETY: the caller's promise.
-    unsafe { register(pd, addr as u64, len as u64, addr as u64, access as u32) }
+    unsafe { register(pd, addr as u64, len as u64, addr as u64, access as u32, false) }
 }
 
 pub(super) unsafe extern "C" fn reg_mr_iova2(
@@ -332,7 +355,7 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    unsafe { register(pd, addr as u64, len as u64, iova, access) }
+    unsafe { register(pd, addr as u64, len as u64, iova, access, false) }
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {

@@ -33,6 +33,9 @@ pub struct FakeConfig {
     pub retry_7_is_endless: bool,
     /// The peer that refuses an access hears an event of its queue pair. Soft-RoCE's does not.
     pub access_events: bool,
+    /// What peers write into an accelerator's memory (registered by [`dmabuf`](super::dmabuf)) is visible only after the device that placed it has
+    /// read from such memory.
+    pub late_vram: bool,
     /// Bytes that move at a time; between two pieces anything may happen.
     pub piece_bytes: u32,
 }
@@ -48,6 +51,7 @@ impl Default for FakeConfig {
             soft_statuses: false,
             retry_7_is_endless: true,
             access_events: true,
+            late_vram: true,
             piece_bytes: 1 << 20,
         }
     }
@@ -88,6 +92,8 @@ pub struct DeviceConfig {
     pub max_qp_init_rd_atom: u8,
     /// Bytes that may be registered before ENOMEM, as `RLIMIT_MEMLOCK` has it.
     pub memlock_bytes: Option<u64>,
+    /// It takes dma-bufs; otherwise registering one fails with EOPNOTSUPP.
+    pub dmabuf: bool,
     /// Number of the first queue pair. Devices with the same one hand out the same numbers.
     pub first_qpn: u32,
     /// First key of a memory region. Devices with the same one hand out the same keys.
@@ -114,6 +120,7 @@ impl DeviceConfig {
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
             memlock_bytes: None,
+            dmabuf: true,
             first_qpn: 17,
             first_key: 0x1000,
         }

@@ -11,6 +11,8 @@ pub(super) struct Registration {
     pub len: u64,
     pub base: u64,
     pub access: u32,
+    /// It is an accelerator's.
+    pub vram: bool,
 }
 
 /// What a new queue pair asks for.
@@ -89,6 +91,7 @@ impl State {
                 len: wanted.len,
                 base: wanted.base,
                 access: wanted.access,
+                vram: wanted.vram,
                 key,
                 pinned_bytes: pinned,
             },
@@ -97,6 +100,8 @@ impl State {
     }
 
     pub fn deregister(&mut self, id: Id) -> Result<(), Errno> {
+        let device = self.mrs.get(&id).ok_or(libc::EINVAL)?.device;
+        self.settle(device);
         let mr = self.mrs.remove(&id).ok_or(libc::EINVAL)?;
         let device = &mut self.devices[mr.device];
         device.keys.remove(&mr.key);

@@ -211,6 +211,7 @@ impl State {
             return Err(refused(ibv_wc_status::IBV_WC_REM_INV_REQ_ERR));
         }
         let from = self.remote_piece(peer, wr, access::IBV_ACCESS_REMOTE_READ.0)?;
+        self.settle_before_read(self.qps[&peer].device, from);
         let early = self.config.read_timing == ReadTiming::Random && !self.reads_held;
         if early && from.len <= TAKE_BYTES && self.rng.coin() {
             let mut bytes = vec![0; from.len as usize];
@@ -232,7 +233,8 @@ impl State {
             let from = self.local_pieces(id, wr, 0).map_err(Stop::Local)?;
             let to = self.remote_piece(peer, wr, access::IBV_ACCESS_REMOTE_WRITE.0)?;
             let step = (len - done).min(u64::from(self.config.piece_bytes));
-            self.transfer(&dma::part(&from, done, step), &dma::part(&[to], done, step));
+            let device = self.qps[&peer].device;
+            self.place(device, &dma::part(&from, done, step), &dma::part(&[to], done, step));
             let qp = self.qps.get_mut(&id).expect("looked up above");
             let at = qp.started;
             qp.sq[at].done += step;
@@ -416,7 +418,7 @@ impl State {
         ))
     }
 
-    fn transfer(&mut self, from: &[Piece], to: &[Piece]) {
+    pub fn transfer(&mut self, from: &[Piece], to: &[Piece]) {
         for (piece, target) in dma::zip(from, to) {
             // SAFETY: both lie in regions that are registered while the state is locked, or in buffers of a work request; a registered range is mapped by the program's promise to the kernel's pin.
             unsafe { dma::copy(piece.addr, target, piece.len) };

@@ -23,8 +23,11 @@ mod slots;
 mod sysfs;
 #[cfg(test)]
 mod tests;
+mod vram;
 
 pub use config::{DeviceConfig, FakeConfig, FakeGid, PortConfig, ReadTiming};
+
+pub use vram::dmabuf;
 
 use crate::library::Library;
 use engine::Step;

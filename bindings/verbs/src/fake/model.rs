@@ -3,6 +3,7 @@
 use super::config::{DeviceConfig, FakeConfig, FakeGid};
 use super::dma::Piece;
 use super::sysfs::Sysfs;
+use super::vram::Late;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -34,6 +35,8 @@ pub(super) struct State {
     pub stopping: bool,
     /// Where old libraries look the types of GIDs up.
     pub sysfs: Option<Sysfs>,
+    /// WRITEs into accelerators' memory that are on their way.
+    pub late: Vec<Late>,
 }
 
 pub(super) struct Device {
@@ -92,6 +95,8 @@ pub(super) struct Mr {
     /// Where `iova` is in this process.
     pub base: u64,
     pub access: u32,
+    /// It is an accelerator's.
+    pub vram: bool,
     pub key: u32,
     pub pinned_bytes: u64,
 }
@@ -311,6 +316,7 @@ impl State {
             reads_held: false,
             stopping: false,
             sysfs,
+            late: Vec::new(),
         }
     }
 

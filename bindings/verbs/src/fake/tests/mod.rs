@@ -5,3 +5,4 @@ mod ends;
 mod errors;
 mod events;
 mod rules;
+mod vram;
