@@ -82,6 +82,13 @@ fn over_the_local_fabric() {
 }
 
 #[test]
+fn by_sends() {
+    a_repost_allocates_nothing("local send", Op::Write);
+    a_repost_allocates_nothing("local send", Op::Read);
+    a_repost_allocates_nothing("tcp send", Op::Write);
+}
+
+#[test]
 fn over_tcp() {
     a_repost_allocates_nothing("tcp", Op::Write);
     a_repost_allocates_nothing("tcp", Op::Read);

@@ -64,7 +64,14 @@ fn data_hello(to: &[u8], from: &[u8; 16]) -> Vec<u8> {
     hello
 }
 
-fn hello(victim: &ConnInfo, as_instance: Instance, name: &str, address: Value, token: &[u8; 16]) -> Hello {
+fn hello(
+    victim: &ConnInfo,
+    as_instance: Instance,
+    name: &str,
+    address: Value,
+    token: &[u8; 16],
+    immediate: bool,
+) -> Hello {
     let mut with_token = address.clone();
     with_token["token"] = hex(token).into();
     let endpoint = EndpointOffer { address: with_token, sq_depth: 64, rq_depth: 64, rail: 0 };
@@ -83,7 +90,7 @@ fn hello(victim: &ConnInfo, as_instance: Instance, name: &str, address: Value, t
             fabric: "tcp".into(),
             address,
             max_message_bytes: 1 << 20,
-            immediate: true,
+            immediate,
             control: endpoint.clone(),
             lanes: vec![endpoint],
             control_ring: memory,
@@ -97,12 +104,22 @@ fn hello(victim: &ConnInfo, as_instance: Instance, name: &str, address: Value, t
 impl Attacker {
     /// Opens a session with a victim whose connection information it has, claiming to be `instance`, called `name`.
     pub fn connect(victim: &[u8], instance: Instance, name: &str) -> Result<Attacker, Refused> {
+        Attacker::connect_with(victim, instance, name, true)
+    }
+
+    /// The same, with a word on whether it has immediates.
+    pub fn connect_with(
+        victim: &[u8],
+        instance: Instance,
+        name: &str,
+        immediate: bool,
+    ) -> Result<Attacker, Refused> {
         let victim = ConnInfo::decode(victim).expect("connection information");
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let port = listener.local_addr().expect("bound").port();
         let address = json!({ "version": 1, "candidates": [format!("127.0.0.1:{port}")] });
         let token = *b"an attacker's.tk";
-        let own = hello(&victim, instance, name, address, &token);
+        let own = hello(&victim, instance, name, address, &token, immediate);
 
         let mut lifeline = dial(port_of(&victim.candidates[0]));
         let mut reader = FrameReader::new();
@@ -135,16 +152,38 @@ impl Attacker {
 
     /// The first work request on one of its endpoints: a WRITE of nothing with an immediate.
     pub fn immediate(&mut self, endpoint: usize, imm: u32) {
-        let mut frame = [0; 48];
-        frame[..4].copy_from_slice(b"BTF1");
-        frame[4] = 2;
-        frame[8..12].copy_from_slice(&DATA_EPOCH.to_le_bytes());
+        let mut frame = frame(2);
         frame[32..36].copy_from_slice(&imm.to_le_bytes());
-        frame[40] = 1;
+        self.first(endpoint, &frame);
+    }
+
+    /// The first work request on one of its endpoints: a SEND.
+    pub fn send(&mut self, endpoint: usize, payload: &[u8]) {
+        let mut frame = frame(5).to_vec();
+        let len = (payload.len() as u32).to_le_bytes();
+        frame[12..16].copy_from_slice(&len);
+        frame[36..40].copy_from_slice(&len);
+        frame.extend_from_slice(payload);
+        self.first(endpoint, &frame);
+    }
+
+    /// Waits until the victim has refused a work request.
+    pub fn expect_refusal(&mut self, endpoint: usize) {
+        let mut frame = [0; 48];
+        loop {
+            self.data[endpoint].read_exact(&mut frame).expect("a frame");
+            match frame[4] {
+                6 => {}
+                op => return assert_eq!(op, 7, "{frame:?}"),
+            }
+        }
+    }
+
+    fn first(&mut self, endpoint: usize, frame: &[u8]) {
         // The victim's welcome comes first on every connection.
         let mut welcome = [0; 32];
         self.data[endpoint].read_exact(&mut welcome).expect("a welcome");
-        self.data[endpoint].write_all(&frame).expect("a frame");
+        self.data[endpoint].write_all(frame).expect("a frame");
     }
 
     /// The victim's next lifeline message; `None` when it ends the connection.
@@ -165,6 +204,16 @@ impl Attacker {
             }
         }
     }
+}
+
+/// Header of a data connection's first frame: a work request that ends in it.
+fn frame(op: u8) -> [u8; 48] {
+    let mut frame = [0; 48];
+    frame[..4].copy_from_slice(b"BTF1");
+    frame[4] = op;
+    frame[8..12].copy_from_slice(&DATA_EPOCH.to_le_bytes());
+    frame[40] = 1;
+    frame
 }
 
 fn data_connection(address: &Value, token: &[u8; 16]) -> TcpStream {

@@ -60,10 +60,14 @@ impl Scene {
     }
 
     fn attack(&self) -> Attacker {
+        self.attack_with(true)
+    }
+
+    fn attack_with(&self, immediate: bool) -> Attacker {
         let mut instance = [7; 16];
         instance[..8].copy_from_slice(&self.victim.counter("sessions_opened").to_ne_bytes());
         let info = self.victim.engine.conn_info().expect("info");
-        Attacker::connect(&info, Instance(instance), "attacker").expect("it holds the key")
+        Attacker::connect_with(&info, Instance(instance), "attacker", immediate).expect("it holds the key")
     }
 
     /// The attacker's session has ended by failure and is counted; nothing else has happened.
@@ -237,6 +241,62 @@ fn immediates_that_mean_nothing_are_violations_that_end_that_session_only() {
             count += 1;
             assert_eq!(scene.victim.counter("violations"), count, "{imm:#x}");
         }
+        assert_eq!(scene.victim.engine.notifications().expect("notifications"), []);
+    });
+}
+
+#[test]
+fn sends_that_mean_nothing_are_violations_that_end_that_session_only() {
+    test("sends_that_mean_nothing_are_violations_that_end_that_session_only", |scene| {
+        let (lane, control) = (1, 0);
+        let (tail, record) = (0u32, 0x4000_0000u32);
+        let say =
+            |imm: u32, epoch: u32, more: &[u8]| [&imm.to_le_bytes()[..], &epoch.to_le_bytes(), more].concat();
+        type Payload<'a> = Box<dyn Fn(u32) -> Vec<u8> + 'a>;
+        let payloads: Vec<(usize, Payload<'_>)> = vec![
+            (lane, Box::new(|_| Vec::new())),
+            (lane, Box::new(|epoch| say(tail, epoch, b"")[..7].to_vec())),
+            (lane, Box::new(|epoch| say(tail, epoch + 1, b""))),
+            (lane, Box::new(|epoch| say(tail, epoch, b"more"))),
+            (lane, Box::new(|epoch| say(2 << 30, epoch, b""))),
+            (control, Box::new(|epoch| say(3 << 30, epoch, b""))),
+            (control, Box::new(|epoch| say(tail, epoch, b""))),
+            (lane, Box::new(|epoch| say(record, epoch, b"BtnR"))),
+            (lane, Box::new(|epoch| say(record, epoch, &[0; 8192]))),
+            (control, Box::new(|epoch| say(record, epoch, &[0xff; 100]))),
+        ];
+        for (count, (endpoint, payload)) in (1..).zip(payloads) {
+            let mut attacker = scene.attack_with(false);
+            let payload = payload(attacker.epoch.0);
+            attacker.send(endpoint, &payload);
+            let heard = attacker.hear();
+            assert!(matches!(heard, Some(LifelineFrame::Violation { .. })), "attack {count}: {heard:?}");
+            scene.assert_ended(attacker);
+            assert_eq!(scene.victim.counter("violations"), count);
+        }
+        assert_eq!(scene.victim.engine.notifications().expect("notifications"), []);
+    });
+}
+
+#[test]
+fn each_way_of_telling_is_a_violation_where_the_other_was_agreed_and_a_send_too_long_is_refused() {
+    let name = "each_way_of_telling_is_a_violation_where_the_other_was_agreed_and_a_send_too_long_is_refused";
+    test(name, |scene| {
+        let mut attacker = scene.attack_with(true);
+        attacker.send(1, b"");
+        assert!(matches!(attacker.hear(), Some(LifelineFrame::Violation { .. })));
+        scene.assert_ended(attacker);
+        let mut attacker = scene.attack_with(false);
+        attacker.immediate(1, 0);
+        assert!(matches!(attacker.hear(), Some(LifelineFrame::Violation { .. })));
+        scene.assert_ended(attacker);
+        assert_eq!(scene.victim.counter("violations"), 2);
+        let mut attacker = scene.attack_with(false);
+        attacker.send(1, &[0; 8201]);
+        attacker.expect_refusal(1);
+        attacker.data.clear();
+        scene.assert_ended(attacker);
+        assert_eq!(scene.victim.counter("violations"), 2);
         assert_eq!(scene.victim.engine.notifications().expect("notifications"), []);
     });
 }
