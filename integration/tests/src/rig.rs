@@ -2,7 +2,7 @@
 //! passes on to the processes it starts:
 //!
 //! * `RIG_DEVICES`: device of the test's process and device of the other one, `rxe0,rxe1` in the guest
-//! * `RIG_SETTINGS`: settings of every engine, `BATON_NAME=VALUE` separated by spaces
+//! * `RIG_SETTINGS`: settings of every engine, `BATON_NAME=VALUE` separated by spaces; `BATON_DEVICES` there serves both ends
 //! * `RIG_FABRIC`: instead of verbs, to write such tests where no device is
 
 use std::ffi::OsString;
@@ -52,7 +52,8 @@ pub fn rig_settings(end: usize) -> Vec<(OsString, OsString)> {
         (name.to_owned().into(), value.to_owned().into())
     };
     let mut settings: Vec<(OsString, OsString)> = given.split_whitespace().map(pair).collect();
-    if let Some(devices) = rig_devices() {
+    let named = settings.iter().any(|(name, _)| name == "BATON_DEVICES");
+    if let Some(devices) = rig_devices().filter(|_| !named) {
         settings.push(("BATON_DEVICES".into(), devices[end].clone().into()));
     }
     settings

@@ -56,6 +56,12 @@ const CHECKS: &[Check] = &[
         200,
     ),
     quick("two processes, immediates", What::Tests(TWO.0, TWO.1, "transfers::"), PATIENT, 150),
+    quick(
+        "two processes, lanes on two devices of each",
+        What::Tests(TWO.0, TWO.1, "transfers::every_device"),
+        "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18 BATON_DEVICES=rxe0,rxe1",
+        60,
+    ),
     quick("the stock NIXL wheel", What::Nixl("demo.py", "--quick"), PATIENT, 120),
     long("memory lock limit", What::Tests(TWO.0, TWO.1, "memlock::"), PATIENT, 60),
     long("loss and delay", What::Tests(TWO.0, TWO.1, "faults::lost faults::delayed"), PATIENT, 200),

@@ -51,6 +51,18 @@ with_devices! {
         everything_once(&mut Pair::meet(), 18 << 20, 9 << 20);
     }
 
+    fn every_device_that_is_named_carries_lanes() {
+        let mut pair = Pair::meet();
+        everything_once(&mut pair, 4 << 20, 64 << 10);
+        let session = pair.session();
+        let lanes = session["rails"].as_array().cloned().unwrap_or_default();
+        let named = baton_tests::rig_settings(0).into_iter().find(|(name, _)| name == "BATON_DEVICES");
+        let named = named.map_or(1, |(_, devices)| devices.to_string_lossy().split(',').count());
+        for (side, rail) in [0, 1].into_iter().flat_map(|side| (0..named).map(move |rail| (side, rail))) {
+            assert!(lanes.iter().any(|lane| lane[side] == rail), "side {side}, rail {rail}: {session}");
+        }
+    }
+
     fn transfers_without_notification_tell_nobody() {
         let mut pair = Pair::meet();
         let (here, there, remote) = pair.blocks(1 << 20, (1, 2));
