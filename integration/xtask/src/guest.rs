@@ -50,6 +50,12 @@ const fn long(name: &'static str, what: What, settings: &'static str, limit_s: u
 
 const CHECKS: &[Check] = &[
     quick(
+        "what the model devices are held to",
+        What::Tests("baton-verbs", "agreement", "real::"),
+        PATIENT,
+        60,
+    ),
+    quick(
         "conformance of the verbs fabric",
         What::Tests("baton-fabric-verbs", "conformance", ""),
         PATIENT,

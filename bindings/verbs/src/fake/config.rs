@@ -27,7 +27,8 @@ pub struct FakeConfig {
     pub old_library: bool,
     /// When READs happen.
     pub read_timing: ReadTiming,
-    /// Statuses as soft-RoCE reports them: a wrong local key or a downed link as `LOC_QP_OP_ERR` (at once, without retries), a SEND that is too long as `REM_OP_ERR`.
+    /// Statuses as soft-RoCE reports them: a wrong local key or a downed link as `LOC_QP_OP_ERR` (at once, without retries), a SEND
+    /// that is too long as `REM_OP_ERR`, and `LOC_QP_OP_ERR` for its RECV.
     pub soft_statuses: bool,
     /// A `retry_cnt` of 7 retries without end, as soft-RoCE's does.
     pub retry_7_is_endless: bool,

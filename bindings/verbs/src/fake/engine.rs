@@ -270,13 +270,13 @@ impl State {
         let retires = (peer, false, recv.number);
         let room: u64 = recv.sges.iter().map(|sge| sge.len).sum();
         if room < len {
-            let status = ibv_wc_status::IBV_WC_LOC_LEN_ERR;
-            self.complete(cq, failed_entry(recv.wr_id, status, qpn, retires));
-            return Err(refused(if self.config.soft_statuses {
-                ibv_wc_status::IBV_WC_REM_OP_ERR
+            let (here, there) = if self.config.soft_statuses {
+                (ibv_wc_status::IBV_WC_LOC_QP_OP_ERR, ibv_wc_status::IBV_WC_REM_OP_ERR)
             } else {
-                ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
-            }));
+                (ibv_wc_status::IBV_WC_LOC_LEN_ERR, ibv_wc_status::IBV_WC_REM_INV_REQ_ERR)
+            };
+            self.complete(cq, failed_entry(recv.wr_id, here, qpn, retires));
+            return Err(refused(there));
         }
         let write = access::IBV_ACCESS_LOCAL_WRITE.0;
         let place = |sge: &Sge| self.translate(device, pd, sge.lkey, sge.addr, sge.len, write);

@@ -194,8 +194,12 @@ pub fn ids(done: &[Done]) -> Vec<(u64, Status)> {
 
 /// Two connected ends on fake0 and fake1.
 pub fn pair(fake: &Fake, options: Options) -> (End, End) {
-    let library = fake.library();
-    let (a, b) = (End::new(&library, "fake0", options), End::new(&library, "fake1", options));
+    pair_on(&fake.library(), ["fake0", "fake1"], options)
+}
+
+/// Two connected ends.
+pub fn pair_on(library: &Library, devices: [&str; 2], options: Options) -> (End, End) {
+    let [a, b] = devices.map(|device| End::new(library, device, options));
     for end in [&a, &b] {
         end.qp.to_init(1, 0, true, true).expect("to INIT");
     }
