@@ -61,8 +61,6 @@ pub struct Connection {
     pub port: u8,
     /// Index of the own GID.
     pub sgid_index: u8,
-    /// Index of the partition key.
-    pub pkey_index: u16,
     /// The peer's GID.
     pub dgid: [u8; 16],
     /// The peer's LID; 0 on Ethernet.
@@ -95,10 +93,6 @@ pub struct Connection {
     pub retry_cnt: u8,
     /// Retries when the peer has no RECV.
     pub rnr_retry: u8,
-    /// Peers may read through it.
-    pub remote_read: bool,
-    /// Peers may write through it.
-    pub remote_write: bool,
 }
 
 /// State of a queue pair.

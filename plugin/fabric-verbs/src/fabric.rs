@@ -430,7 +430,6 @@ impl Fabric for VerbsFabric {
         let connection = Connection {
             port: endpoint.rail.port,
             sgid_index: rail.gid.index,
-            pkey_index: self.config.pkey_index,
             dgid: peer.rail.gid.0,
             dlid: peer.rail.lid,
             global: peer.rail.lid == 0 || rail.gid.gid.subnet_prefix() != peer.rail.gid.subnet_prefix(),
@@ -447,8 +446,6 @@ impl Fabric for VerbsFabric {
             timeout: self.config.ib_timeout,
             retry_cnt: self.config.ib_retry,
             rnr_retry: self.config.rnr_retry,
-            remote_read: true,
-            remote_write: true,
         };
         *endpoint.gid.lock() = Some(rail.gid.gid);
         endpoint.qp.connect(&connection).map_err(|e| {

@@ -453,7 +453,6 @@ fn connect(
     qp.connect(&Connection {
         port: rail.port,
         sgid_index: facts.gid.index,
-        pkey_index: config.pkey_index,
         dgid: facts.gid.gid.0,
         dlid: facts.lid,
         global: facts.lid == 0,
@@ -470,8 +469,6 @@ fn connect(
         timeout: config.ib_timeout,
         retry_cnt: config.ib_retry,
         rnr_retry: config.rnr_retry,
-        remote_read: true,
-        remote_write: false,
     })
     .map_err(failed)?;
     let chain = SendChain::with_capacity(MAX_GPUS);

@@ -109,7 +109,6 @@ impl End {
         Connection {
             port: 1,
             sgid_index: 1,
-            pkey_index: 0,
             dgid,
             dlid: 0,
             global: true,
@@ -126,8 +125,6 @@ impl End {
             timeout: options.timeout,
             retry_cnt: options.retry_cnt,
             rnr_retry: options.rnr_retry,
-            remote_read: true,
-            remote_write: true,
         }
     }
 
