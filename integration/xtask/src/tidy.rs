@@ -80,6 +80,10 @@ const UNSAFE_ROOMS: &[&str] = &[
     "integration/xtask/src/",
 ];
 
+/// The one folder whose Rust code may name what libibverbs calls its own.
+const VERBS_ROOM: &str = "bindings/verbs/";
+const VERBS_PREFIX: &str = "ibv_";
+
 /// A file past this is two files.
 const MAX_LINES: usize = 700;
 /// Generated or legal texts that may be longer.
@@ -170,6 +174,16 @@ fn inspect(file: &str) -> Outcome<Vec<String>> {
     if is_rust && !UNSAFE_ROOMS.iter().any(|room| file.starts_with(room)) {
         for (index, line) in text.lines().enumerate().filter(|(_, line)| says_unsafe(line)) {
             faults.push(format!("{file}:{}: unsafe outside its rooms: {}", index + 1, line.trim()));
+        }
+    }
+    let names_verbs = |line: &str| line.contains(VERBS_PREFIX) && !line.contains("VERBS_PREFIX");
+    if is_rust && !file.starts_with(VERBS_ROOM) {
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| names_verbs(line)) {
+            faults.push(format!(
+                "{file}:{}: verbs are named in {VERBS_ROOM} only: {}",
+                index + 1,
+                line.trim()
+            ));
         }
     }
     Ok(faults)
