@@ -10,7 +10,7 @@ pub enum ReadTiming {
     /// Any time that reliable connections permit, by the seed.
     #[default]
     Random,
-    /// After everything behind the READ that no fence holds back.
+    /// After everything behind the READ that no fence holds back, and milliseconds later: who acts on what overtook it spoils it.
     Late,
 }
 

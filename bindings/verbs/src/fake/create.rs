@@ -223,6 +223,7 @@ impl State {
             rq_slots: Slots::default(),
             sent: 0,
             received: 0,
+            last_start: None,
             silence: None,
             rnr: None,
         };

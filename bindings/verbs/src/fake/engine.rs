@@ -14,6 +14,11 @@ const WINDOW: usize = 64;
 /// READs up to here may be taken from memory before they are placed.
 const TAKE_BYTES: u64 = 1 << 20;
 
+/// How long the data of a late READ stays away: long enough for a program to act on what overtook it.
+const LATE: Duration = Duration::from_millis(2);
+/// One in so many READs is late where the seed decides.
+const LATE_ONE_IN: usize = 8;
+
 /// What a queue pair did when its turn came.
 pub(super) enum Step {
     /// Something.
@@ -76,7 +81,8 @@ impl State {
         }
         let peer = if let Reach::Peer(peer) = reach { Some(peer) } else { None };
         let link = !matches!(reach, Reach::LocalDown);
-        let answer = self.answer_is_due(id, peer, link);
+        let late = self.late_until(id).filter(|until| *until > now);
+        let answer = late.is_none() && self.answer_is_due(id, peer, link);
         let (wanted, until) = self.next_may_start(id, now);
         let start = peer.filter(|_| wanted && until.is_none());
         if (start.is_some() || answer) && self.qps[&id].silence.is_some() {
@@ -91,9 +97,22 @@ impl State {
             (Some(peer), false) => self.start_next(id, peer, now),
             (Some(peer), true) if prefer_start => self.start_next(id, peer, now),
             (_, true) => self.answer_front(id, peer),
-            (None, false) => return self.wait(id, peer, wanted, until, now),
+            (None, false) => {
+                return self.wait(id, peer, wanted, [until, late].into_iter().flatten().min(), now);
+            }
         }
         Step::Progress
+    }
+
+    /// Until when the answer to the oldest executed work request, a READ, stays away.
+    fn late_until(&self, id: Id) -> Option<Instant> {
+        let qp = &self.qps[&id];
+        let front = qp.sq.front().filter(|front| qp.started > 0 && front.is_read())?;
+        match self.config.read_timing {
+            // Whatever starts behind it makes it later still.
+            ReadTiming::Late => Some(qp.last_start? + LATE),
+            ReadTiming::Prompt | ReadTiming::Random => front.late_until,
+        }
     }
 
     /// Whether the oldest executed work request can be answered now.
@@ -149,8 +168,11 @@ impl State {
     fn start_next(&mut self, id: Id, peer: Id, now: Instant) {
         let outcome = self.execute(id, peer);
         let rnr_step = rnr_time(self.qps[&peer].path.min_rnr_timer);
+        let late = self.config.read_timing == ReadTiming::Random && self.rng.below(LATE_ONE_IN) == 0;
         let qp = self.qps.get_mut(&id).expect("it was just executed");
         let started = qp.started;
+        qp.last_start = Some(now);
+        qp.sq[started].late_until = late.then(|| now + LATE);
         let refused = matches!(outcome, Err(Stop::Refused(..)));
         let status = match outcome {
             Ok(false) => return,

@@ -156,6 +156,8 @@ pub(super) struct Qp {
     /// Messages sent and received since the connection: with the first packet numbers they must agree on both sides.
     pub sent: u32,
     pub received: u32,
+    /// When a work request was executed last.
+    pub last_start: Option<Instant>,
     /// The peer does not answer: when to try again, and how often that was in vain.
     pub silence: Option<(Instant, u32)>,
     /// The peer had no RECV: when to try again, and how often that was in vain.
@@ -215,6 +217,8 @@ pub(super) struct SendWr {
     pub done: u64,
     /// A READ's data, when it was taken before it is placed.
     pub taken: Option<Vec<u8>>,
+    /// A READ's data stays away until then.
+    pub late_until: Option<Instant>,
     /// How it failed; known before its turn to complete comes.
     pub failed: Option<ibv_wc_status::Type>,
     /// The failure came from the peer, so the peer answered everything before.

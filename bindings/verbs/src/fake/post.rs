@@ -178,6 +178,7 @@ impl State {
             number: qp.sq_slots.posted,
             done: 0,
             taken: None,
+            late_until: None,
             failed: None,
             refused_by_peer: false,
         });
