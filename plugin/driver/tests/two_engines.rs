@@ -50,6 +50,25 @@ on_each_fabric! {
         remote.assert_guards();
     }
 
+    fn who_is_told_that_memory_was_read_may_use_it_again_at_once(fabric) {
+        let (a, b) = pair(&[fabric]);
+        let (local, mut remote) = (Buffer::new(&a, 128 * 1024, 1), Buffer::new(&b, 128 * 1024, 2));
+        let xfer = scattered(&a, Op::Read, "b", &local, &remote, import(&a, "b", &b, &remote), 16384);
+        for round in 0..30u8 {
+            remote.fill(round);
+            a.post(&xfer, Some(&[round])).expect("post");
+            std::thread::scope(|scope| {
+                // The reader polls meanwhile, as far as it goes by itself.
+                let reader = scope.spawn(|| done(&a, &xfer));
+                assert_eq!(notification(&b).message, [round]);
+                remote.fill(0xEE);
+                reader.join().expect("the transfer is done");
+            });
+            assert!(local.read().iter().all(|byte| *byte == round), "round {round}: memory was read after its owner was told");
+        }
+        local.assert_guards();
+    }
+
     fn a_target_that_calls_nothing_is_served(fabric) {
         let (a, b) = pair(&[fabric]);
         let (source, target) = (Buffer::new(&a, 64 << 20, 5), Buffer::new(&b, 64 << 20, 6));
