@@ -67,6 +67,26 @@ fn buffers(two: &Two) -> (Buffer, Buffer) {
 }
 
 #[test]
+fn devices_without_immediates_tell_of_transfers_by_sends_and_say_so() {
+    let two = Two::of("verbs mute");
+    let (source, target) = buffers(&two);
+    let xfer = two.write(&source, &target, BLOCK);
+    // More than there are RECVs, so that every slot is used again.
+    for round in 0..300u32 {
+        two.a.post(&xfer, Some(&round.to_le_bytes())).expect("post");
+        done(&two.a, &xfer);
+        assert_eq!(notification(&two.b).message, round.to_le_bytes());
+    }
+    assert_eq!(target.read(), reversed(&source.read(), BLOCK));
+    for engine in [&two.a, &two.b] {
+        let stats: serde_json::Value = serde_json::from_str(&engine.stats()).expect("json");
+        assert_eq!(stats["peers"][0]["session"]["protocol"]["notify"], "send", "{stats}");
+        assert_eq!(stats["counters"]["fallbacks"], 1, "{stats}");
+    }
+    verbs::assert_rules();
+}
+
+#[test]
 fn a_chain_that_the_device_cuts_short_ends_the_epoch_and_the_next_post_connects_again() {
     let two = Two::new();
     let (source, mut target) = buffers(&two);
