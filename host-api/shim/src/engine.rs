@@ -15,7 +15,7 @@ use crate::inner::{Inner, check, read_text};
 use crate::load::{self, Door, Place, Plugin};
 use crate::log::{self, Level, LogTo, Sink};
 use crate::notify::{self, Event, Hook, Notification};
-use crate::region::BlockList;
+use crate::region::{BlockList, MemoryKind};
 use crate::select::{self, Choice, SelectError, Source};
 use crate::settings::Reader;
 use crate::transfer::Transfer;
@@ -369,6 +369,16 @@ impl Engine {
             None => stats = json!({ "raw": stats, "choice": inner.choice_json }),
         }
         Ok(stats.to_string())
+    }
+
+    /// Whether memory of this kind can be registered. What is missing is in the error of registering it and in [`Engine::stats`].
+    pub fn takes(&self, kind: MemoryKind) -> Result<bool, Error> {
+        let word = match kind {
+            MemoryKind::Dram => return Ok(true),
+            MemoryKind::Vram => "vram",
+        };
+        let stats: serde_json::Value = serde_json::from_str(&self.stats()?).unwrap_or_default();
+        Ok(stats["memory"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == word)))
     }
 
     /// What was chosen and why what comes before it was passed over: a JSON object.

@@ -87,20 +87,27 @@ std::vector<Piece> pieces_of(const MetaList &list) {
 
 class Backend final : public EngineFields {
 public:
-    Backend(const InitParams &init, Agent *agent) : EngineFields(init), agent_(agent) {}
+    Backend(const InitParams &init, Agent *agent)
+        : EngineFields(init), agent_(agent), takes_vram_(g_face->takes_vram(agent)) {}
 
     ~Backend() override { g_face->destroy(agent_); }
 
     bool supports_remote() const override { return true; }
     bool supports_local() const override { return true; }
     bool supports_notif() const override { return true; }
-    std::vector<MemoryKind> supported_memory() const override { return {MemoryKind::Dram}; }
+    // Memory of accelerators only where this host can register it: NIXL takes another backend for it then.
+    std::vector<MemoryKind> supported_memory() const override {
+        if (takes_vram_) return {MemoryKind::Dram, MemoryKind::Vram};
+        return {MemoryKind::Dram};
+    }
 
     Status register_memory(const BlobDesc &desc, const MemoryKind &kind, MemoryBase *&out) override {
-        if (kind != MemoryKind::Dram) return Status::NotSupported;
+        // Where it cannot be registered the engine says why, and the log with it.
+        if (kind != MemoryKind::Dram && kind != MemoryKind::Vram) return Status::NotSupported;
         return guarded("registerMem", [&] {
             std::uint64_t region = 0;
-            const Status status{g_face->register_memory(agent_, desc.addr, desc.len, desc.device, &region)};
+            const Status status{g_face->register_memory(agent_, desc.addr, desc.len, desc.device,
+                                                        kind == MemoryKind::Vram, &region)};
             if (status == Status::Success) out = keep(region, false);
             return status;
         });
@@ -181,7 +188,7 @@ public:
 
     Status load_remote_memory(const BlobDesc &desc, const MemoryKind &kind, const std::string &agent,
                               MemoryBase *&out) override {
-        if (kind != MemoryKind::Dram) return Status::NotSupported;
+        if (kind != MemoryKind::Dram && kind != MemoryKind::Vram) return Status::NotSupported;
         return guarded("loadRemoteMD", [&] {
             std::uint64_t region = 0;
             const Status status{
@@ -220,6 +227,7 @@ public:
 
 private:
     Agent *const agent_;
+    const bool takes_vram_;
 
     // Takes over a handle; gives it back to Rust when there is no memory for the object.
     Memory *keep(std::uint64_t region, bool remote) {

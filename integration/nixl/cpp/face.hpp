@@ -41,7 +41,9 @@ struct Face {
     const char *(*version)();
     void (*complain)(Bytes message);
 
-    int (*register_memory)(Agent *, std::uint64_t addr, std::uint64_t len, std::uint64_t device, std::uint64_t *region);
+    int (*takes_vram)(Agent *); // whether memory of accelerators can be registered
+    int (*register_memory)(Agent *, std::uint64_t addr, std::uint64_t len, std::uint64_t device, int vram,
+                           std::uint64_t *region);
     int (*deregister_memory)(Agent *, std::uint64_t region);
     int (*export_memory)(Agent *, std::uint64_t region, void *user, PutBytes put);
     int (*import_memory)(Agent *, Bytes peer, Bytes blob, std::uint64_t *remote_region);

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_host::abi::{BATON_ACCESS_REMOTE_READ, BATON_ACCESS_REMOTE_WRITE, BATON_MEM_DRAM};
-use baton_host::{BatonMemory, Desc, Engine, EngineOptions, LogTo, Op, Transfer};
+use baton_host::abi::{BATON_ACCESS_REMOTE_READ, BATON_ACCESS_REMOTE_WRITE, BATON_MEM_DRAM, BATON_MEM_VRAM};
+use baton_host::{BatonMemory, Desc, Engine, EngineOptions, LogTo, MemoryKind, Op, Transfer};
 
 use crate::status::Status;
 use crate::{log, options};
@@ -73,12 +73,26 @@ impl Agent {
         Ok(Agent { name: name.to_owned(), engine, live: Mutex::default() })
     }
 
-    pub(crate) fn register(&self, addr: u64, len: u64, device: u64) -> Result<u64, Refused> {
+    /// Whether memory of accelerators can be registered.
+    pub(crate) fn takes_vram(&self) -> bool {
+        self.engine.takes(MemoryKind::Vram).unwrap_or(false)
+    }
+
+    pub(crate) fn register(
+        &self,
+        addr: u64,
+        len: u64,
+        device: u64,
+        kind: MemoryKind,
+    ) -> Result<u64, Refused> {
         let memory = BatonMemory {
             addr,
             len_bytes: len,
             device,
-            kind: BATON_MEM_DRAM,
+            kind: match kind {
+                MemoryKind::Dram => BATON_MEM_DRAM,
+                MemoryKind::Vram => BATON_MEM_VRAM,
+            },
             access: BATON_ACCESS_REMOTE_READ | BATON_ACCESS_REMOTE_WRITE,
         };
         // SAFETY: NIXL's contract: registered memory stays mapped until deregisterMem.

@@ -6,6 +6,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use baton_host::MemoryKind;
+
 use crate::agent::{Agent, Operation, Piece, Refused};
 use crate::status::Status;
 use crate::{log, options};
@@ -36,7 +38,8 @@ struct Face {
     options: unsafe extern "C" fn(*mut c_void, PutPair),
     version: unsafe extern "C" fn() -> *const c_char,
     complain: unsafe extern "C" fn(Bytes),
-    register_memory: unsafe extern "C" fn(*mut Agent, u64, u64, u64, *mut u64) -> c_int,
+    takes_vram: unsafe extern "C" fn(*mut Agent) -> c_int,
+    register_memory: unsafe extern "C" fn(*mut Agent, u64, u64, u64, c_int, *mut u64) -> c_int,
     deregister_memory: unsafe extern "C" fn(*mut Agent, u64) -> c_int,
     export_memory: unsafe extern "C" fn(*mut Agent, u64, *mut c_void, PutBytes) -> c_int,
     import_memory: unsafe extern "C" fn(*mut Agent, Bytes, Bytes, *mut u64) -> c_int,
@@ -70,6 +73,7 @@ static FACE: Face = Face {
     options: list_options,
     version,
     complain,
+    takes_vram,
     register_memory,
     deregister_memory,
     export_memory,
@@ -220,16 +224,24 @@ unsafe extern "C" fn complain(message: Bytes) {
     log::say(&String::from_utf8_lossy(unsafe { message.get() }));
 }
 
+unsafe extern "C" fn takes_vram(agent: *mut Agent) -> c_int {
+    // SAFETY: a live engine.
+    let takes = catch_unwind(AssertUnwindSafe(|| unsafe { &*agent }.takes_vram()));
+    takes.unwrap_or(false).into()
+}
+
 unsafe extern "C" fn register_memory(
     agent: *mut Agent,
     addr: u64,
     len: u64,
     device: u64,
+    vram: c_int,
     region: *mut u64,
 ) -> c_int {
     done("registerMem", || {
+        let kind = if vram != 0 { MemoryKind::Vram } else { MemoryKind::Dram };
         // SAFETY: NIXL calls this on a live engine with a place for the answer.
-        unsafe { *region = (*agent).register(addr, len, device)? };
+        unsafe { *region = (*agent).register(addr, len, device, kind)? };
         Ok(())
     })
 }

@@ -19,6 +19,7 @@ impl Shared {
         let registry = self.registry.read().counts();
         let fabrics: Map<String, Value> =
             self.fabrics.iter().map(|fabric| (fabric.name().to_owned(), fabric.stats())).collect();
+        let vram = self.fabrics.iter().any(|fabric| fabric.caps().vram);
         json!({
             "agent": &*self.own_name(),
             "instance": self.instance.to_string(),
@@ -26,6 +27,7 @@ impl Shared {
             "requested": self.config.requested,
             "passed_over": self.config.notes,
             "fabrics_enabled": self.fabrics.iter().map(|fabric| fabric.name()).collect::<Vec<_>>(),
+            "memory": if vram { &["dram", "vram"][..] } else { &["dram"] },
             "progress_thread": self.config.progress_thread,
             "spin_us": self.config.spin_us,
             "notify": self.config.notify,

@@ -162,6 +162,9 @@ impl Driver {
         for (index, (l, r)) in local.iter().zip(remote).enumerate() {
             pairs.push(build.pair(index, l, r)?);
         }
+        if matches!(target, Target::Own) {
+            build.refuse_vram()?;
+        }
         let limits = PlanLimits::default();
         let plan = Plan::build(op, pairs, limits).map_err(|e| err!(InvalidParam, "{e}"))?;
         Ok(Arc::new(Xfer::new(op, target, plan, build.locals.regions, build.remotes.regions)))
@@ -354,6 +357,24 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
+    /// Transfers within the engine are copied by the CPU, which cannot reach the memory of an accelerator.
+    fn refuse_vram(&self) -> Result<()> {
+        let remotes = self.remotes.regions.iter().filter_map(|side| match side {
+            RemoteSide::Own(mr) => Some(mr),
+            RemoteSide::Peer(_) => None,
+        });
+        let vram =
+            self.locals.regions.iter().chain(remotes).find(|mr| mr.region.memory.kind == MemoryKind::Vram);
+        let Some(mr) = vram else { return Ok(()) };
+        let Memory { addr, len_bytes, device, .. } = mr.region.memory;
+        Err(err!(
+            Unsupported,
+            "a transfer of {:?} to itself with region {:#x}, {len_bytes} bytes at {addr:#x} of accelerator {device}: within an              engine only host memory is copied; use the accelerator's own copy (cudaMemcpy)",
+            self.peer,
+            mr.region.handle.0
+        ))
+    }
+
     fn pair(&mut self, index: usize, local: &Desc, remote: &Desc) -> Result<Pair> {
         let at = |e: Error| Error::new(e.code, format!("descriptor {index}: {e}"));
         if local.len_bytes != remote.len_bytes {

@@ -97,13 +97,8 @@ pub unsafe extern "C" fn register(
 fn checked_memory(memory: &BatonMemory) -> Result<Memory, Error> {
     let kind = match memory.kind {
         BATON_MEM_DRAM => MemoryKind::Dram,
-        BATON_MEM_VRAM => {
-            return Err(err!(
-                Unsupported,
-                "memory kind VRAM (device {}) is not in this version of the engine; only host memory (0)",
-                memory.device
-            ));
-        }
+        // Whether there is any is for the fabrics to say.
+        BATON_MEM_VRAM => MemoryKind::Vram,
         other => return Err(err!(InvalidParam, "memory kind {other}: valid are 0 (DRAM) and 1 (VRAM)")),
     };
     if memory.access & !(BATON_ACCESS_REMOTE_READ | BATON_ACCESS_REMOTE_WRITE) != 0 {
