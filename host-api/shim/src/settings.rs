@@ -237,6 +237,15 @@ pub const SETTINGS: &[Setting] = &[
         what: "Verbs: entry of each port's table of partition keys.",
     },
     Setting {
+        name: "vram_flush",
+        variable: "BATON_VRAM_FLUSH",
+        values: Values::OneOf(&["always", "auto"]),
+        default: None,
+        otherwise: "`always`",
+        reader: Reader::Engine,
+        what: "Verbs: whether GPU memory is flushed before every notification, or only where the GPU does not keep the order itself.",
+    },
+    Setting {
         name: "config",
         variable: "BATON_CONFIG",
         values: Values::Text("path of a TOML file with settings by their lower-case names"),

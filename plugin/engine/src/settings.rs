@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 const KEYS: &str = "backend, fabric, notify, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
-    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey";
+    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey, vram_flush";
 /// Largest factor for protocol deadlines.
 const MAX_TIMEOUT_SCALE: u32 = 1000;
 /// Longest spin before sleeping.

@@ -34,6 +34,7 @@ fn the_settings_of_verbs_are_known_whether_it_is_built_in_or_not() {
         ("ib_tc", "106"),
         ("mtu", "1024"),
         ("ib_pkey", "0"),
+        ("vram_flush", "auto"),
         ("fabric", "verbs"),
     ] {
         with(&[(key, value)]).unwrap_or_else(|e| panic!("{key}: {}", e.text));

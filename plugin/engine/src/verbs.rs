@@ -48,8 +48,18 @@ mod imp {
 
     const WHY: &str = "this engine was built without it (feature verbs)";
     /// Checked by the host; without the fabric nothing else looks at them.
-    const KEYS: &[&str] =
-        &["devices", "lanes", "ib_timeout", "ib_retry", "gid_index", "ib_sl", "ib_tc", "mtu", "ib_pkey"];
+    const KEYS: &[&str] = &[
+        "devices",
+        "lanes",
+        "ib_timeout",
+        "ib_retry",
+        "gid_index",
+        "ib_sl",
+        "ib_tc",
+        "mtu",
+        "ib_pkey",
+        "vram_flush",
+    ];
 
     /// Nothing.
     #[derive(Default)]

@@ -94,7 +94,7 @@ pub struct VerbsConfig {
     pub immediates: bool,
     /// How often; finite, because with credits a missing RECV is a fault and must show.
     pub rnr_retry: u8,
-    /// Flush memory of accelerators before every notification, also where the device says that it orders writes by itself.
+    /// `BATON_VRAM_FLUSH`: flush memory of accelerators before every notification, also where the device says that it orders writes by itself.
     pub always_flush: bool,
     /// Addresses of `BATON_LISTEN` and `BATON_ADVERTISE`, at which this host shall be reached: GIDs at them and in their
     /// networks are preferred. May be empty.
@@ -137,8 +137,18 @@ pub struct BadSetting {
 
 impl VerbsConfig {
     /// Names of its settings.
-    pub const KEYS: &'static [&'static str] =
-        &["devices", "lanes", "ib_timeout", "ib_retry", "gid_index", "ib_pkey", "ib_sl", "ib_tc", "mtu"];
+    pub const KEYS: &'static [&'static str] = &[
+        "devices",
+        "lanes",
+        "ib_timeout",
+        "ib_retry",
+        "gid_index",
+        "ib_pkey",
+        "ib_sl",
+        "ib_tc",
+        "mtu",
+        "vram_flush",
+    ];
 
     /// Sets one of [`VerbsConfig::KEYS`]; an empty value means its default. `Ok(false)`: not one of them.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, BadSetting> {
@@ -166,7 +176,17 @@ impl VerbsConfig {
             "ib_pkey" => self.pkey_index = default.pkey_index,
             "ib_sl" => self.sl = if given { small(0, 15, "")? } else { default.sl },
             "ib_tc" => self.tc = if given { small(0, 255, "")? } else { default.tc },
-            _ => self.mtu = mtu(key, value)?,
+            "mtu" => self.mtu = mtu(key, value)?,
+            _ => {
+                self.always_flush = match value {
+                    "" | "always" => true,
+                    "auto" => false,
+                    _ => {
+                        let wanted = "always, auto are valid".to_owned();
+                        return Err(BadSetting { key, value: value.to_owned(), wanted });
+                    }
+                }
+            }
         }
         Ok(true)
     }

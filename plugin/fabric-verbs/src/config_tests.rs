@@ -62,8 +62,11 @@ fn an_empty_value_is_the_default_again() {
         ("ib_sl", "3"),
         ("ib_tc", "106"),
         ("mtu", "1024"),
+        ("vram_flush", "auto"),
     ])
     .expect("valid");
+    assert!(!config.always_flush);
+    assert_eq!(refusal("vram_flush", "off"), "vram_flush \"off\": always, auto are valid");
     assert_eq!((config.lanes, config.mtu, config.gid_index), (Some(2), Some(Mtu::B1024), Some(1)));
     assert_eq!((config.ib_timeout, config.ib_retry, config.pkey_index), (18, 3, 2));
     assert_eq!((config.sl, config.tc), (3, 106));
