@@ -61,6 +61,7 @@ const CHECKS: &[Check] = &[
         PATIENT,
         200,
     ),
+    quick("flushing of GPU memory", What::Tests("baton-fabric-verbs", "flush", ""), PATIENT, 60),
     quick("two processes, immediates", What::Tests(TWO.0, TWO.1, "transfers::"), PATIENT, 150),
     quick(
         "two processes, lanes on two devices of each",
