@@ -442,6 +442,30 @@ fn a_library_that_is_no_libcuda_is_refused_by_the_symbol_that_it_lacks() {
     assert_eq!(refused, CudaError::Symbol("libc.so.6".to_owned(), "cuInit"));
 }
 
+#[test]
+fn a_libcuda_is_opened_from_a_file_and_serves_without_what_is_optional() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_support/libcuda.c");
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("libcuda-{}.so.1", std::process::id()));
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let built = std::process::Command::new(compiler)
+        .args(["-w", "-shared", "-fPIC", "-o"])
+        .arg(&path)
+        .arg(source)
+        .status();
+    assert!(built.expect("a C compiler").success());
+    let cuda = Cuda::open_at(&path).map_err(|e| e.to_string());
+    std::fs::remove_file(&path).expect("it was just built");
+    let fake = Fake::new(FakeConfig::default());
+    let found = Accelerators { cuda, kernel_modules: "nvidia_peermem 16384 0\n".to_owned() };
+    let fabric = open(&fake, &["fake0"], VerbsConfig::default(), found);
+    let notes = fabric.stats()["notes"].to_string();
+    let wanted = "2 GPUs; dma-buf no (libcuda has no cuMemGetHandleForAddressRange (it is older than CUDA 11.7)); peer memory yes";
+    assert!(fabric.caps().vram && notes.contains(wanted), "{notes}");
+    let refused = fabric.register(&vram(0x7000_0000, 4096)).expect_err("not its own").to_string();
+    assert!(refused.contains("cuPointerGetAttribute: whatever (error 1)"), "{refused}");
+}
+
 /// The whole suite while everything that arrives has to be flushed.
 mod while_flushing {
     use super::*;
