@@ -242,7 +242,11 @@ impl Shared {
             fabrics.zip(on).filter_map(|(name, made)| Some((name, made.as_ref().err()?))).collect();
         if failed.len() == on.len() {
             let code = failed.first().map_or(Code::Local, |(_, e)| Error::from((*e).clone()).code);
-            let reasons: Vec<_> = failed.iter().map(|(name, e)| format!("fabric {name}: {e}")).collect();
+            let mut reasons: Vec<_> = failed.iter().map(|(name, e)| format!("fabric {name}: {e}")).collect();
+            // A fabric that is not there might have taken it.
+            if memory.kind == MemoryKind::Vram && !self.config.notes.is_empty() {
+                reasons.push(format!("not in use: {}", self.config.notes.join("; ")));
+            }
             return Err(Error::new(code, reasons.join("; ")));
         }
         for (name, e) in failed {

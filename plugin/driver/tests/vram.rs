@@ -118,13 +118,15 @@ fn an_engine_without_a_way_to_a_gpus_memory_says_so_for_each_fabric() {
         VerbsConfig::default(),
     );
     let verbs: Arc<dyn Fabric> = without.expect("a fabric");
-    let a = Driver::create(config("a", 0), vec![verbs, fabric("local"), fabric("tcp")]).expect("engine");
+    let config = Config { notes: vec!["other: no such device".to_owned()], ..config("a", 0) };
+    let a = Driver::create(config, vec![verbs, fabric("local"), fabric("tcp")]).expect("engine");
     let refused = register(&a, 0x7000_0000, 4096).expect_err("refused");
     assert_eq!(refused.code, Code::Unsupported);
     for reason in [
         "fabric verbs: not supported: memory of accelerators cannot be registered here: they were not looked for",
         "fabric local: not supported: the software fabric registers host memory only",
         "fabric tcp: not supported: the software fabric registers host memory only",
+        "not in use: other: no such device",
     ] {
         assert!(refused.text.contains(reason), "{refused}");
     }
