@@ -62,7 +62,7 @@ fn fails_in(op: Op, trouble: fn() -> Trouble) {
     });
     match op {
         Op::Write => pair.b.assert_holds(&there, 3, Some(PIECE), "after the repost"),
-        Op::Read => here.assert_holds_reversed(1, PIECE, "after the repost"),
+        Op::Read => here.assert_holds_reversed(2, PIECE, "after the repost"),
     }
     let mut heard = Vec::new();
     while !heard.contains(&serde_json::json!(["a", "whole"])) {
