@@ -53,6 +53,9 @@ pub struct Record {
     pub latency_us_p50: f64,
     /// Median over the runs of their 99th percentiles.
     pub latency_us_p99: f64,
+    /// Median CPU time of the whole machine for a GiB, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_cpu_s_per_gib: Option<f64>,
     /// Throughput over that of the peer it is compared with; absent for that peer itself.
     pub ratio: Option<f64>,
 }
@@ -104,6 +107,10 @@ pub fn condense(measured: &[(Peer, Vec<Sample>)], notify: bool) -> Vec<Record> {
                 gbps_max: rates().fold(0.0, f64::max),
                 latency_us_p50: median(runs.iter().map(|run| run.latency_us_p50)),
                 latency_us_p99: median(runs.iter().map(|run| run.latency_us_p99)),
+                machine_cpu_s_per_gib: {
+                    let all: Vec<f64> = runs.iter().filter_map(|run| run.machine_cpu_s_per_gib).collect();
+                    (!all.is_empty()).then(|| median(all))
+                },
                 ratio: None,
             });
         }
@@ -128,9 +135,12 @@ fn fill_ratios(measured: &[(Peer, Vec<Sample>)], records: &mut [Record]) {
 
 /// The records as a table for people, case by case with the peers below each other.
 pub fn table(records: &[Record]) -> String {
+    // Emulated devices move megabytes.
+    let slow = records.iter().all(|record| record.gbps_max < 8.0);
+    let (unit, bytes_per_bit) = if slow { ("MB/s", 1000.0 / 8.0) } else { ("GB/s", 1.0 / 8.0) };
     let mut out = format!(
-        "{:<6} {:>9} {:<10} {:>9} {:>19} {:>10} {:>10} {:>7}\n",
-        "op", "bytes", "peer", "GB/s", "min to max", "p50 us", "p99 us", "ratio"
+        "{:<6} {:>9} {:<10} {unit:>9} {:>19} {:>10} {:>10} {:>10} {:>7}\n",
+        "op", "bytes", "peer", "min to max", "p50 us", "p99 us", "CPU s/GiB", "ratio"
     );
     let mut cases: Vec<(u64, &str)> =
         records.iter().map(|record| (record.size_bytes, record.op.as_str())).collect();
@@ -139,12 +149,13 @@ pub fn table(records: &[Record]) -> String {
     for (size, op) in cases {
         for record in records.iter().filter(|record| (record.size_bytes, record.op.as_str()) == (size, op)) {
             let ratio = record.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-            let bytes = |gbps: f64| gbps / 8.0;
+            let cpu = record.machine_cpu_s_per_gib.map_or_else(String::new, |cpu| format!("{cpu:.1}"));
+            let bytes = |gbps: f64| gbps * bytes_per_bit;
             let span = format!("{:.2} to {:.2}", bytes(record.gbps_min), bytes(record.gbps_max));
             // Writing to a String cannot fail.
             let _ = writeln!(
                 out,
-                "{op:<6} {size:>9} {:<10} {:>9.2} {span:>19} {:>10.0} {:>10.0} {ratio:>7}",
+                "{op:<6} {size:>9} {:<10} {:>9.2} {span:>19} {:>10.0} {:>10.0} {cpu:>10} {ratio:>7}",
                 record.peer,
                 bytes(record.gbps_median),
                 record.latency_us_p50,

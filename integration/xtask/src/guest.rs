@@ -38,6 +38,9 @@ const PATIENT: &str = "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18";
 /// Where something is to fail, in bounded time.
 const BRIEF: &str = "BATON_TIMEOUT_SCALE=2 BATON_IB_TIMEOUT=12 BATON_IB_RETRY=3";
 
+/// As PATIENT, with notifications by SEND.
+const SEND: &str = "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18 BATON_NOTIFY=send";
+
 const TWO: (&str, &str) = ("baton-tests", "verbs_two_processes");
 
 const fn quick(name: &'static str, what: What, settings: &'static str, limit_s: u32) -> Check {
@@ -69,6 +72,7 @@ const CHECKS: &[Check] = &[
         "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18 BATON_DEVICES=rxe0,rxe1",
         60,
     ),
+    quick("two processes, notifications by SEND", What::Tests(TWO.0, TWO.1, "transfers::"), SEND, 150),
     quick("the stock NIXL wheel", What::Nixl("demo.py", "--quick"), PATIENT, 120),
     long("memory lock limit", What::Tests(TWO.0, TWO.1, "memlock::"), PATIENT, 60),
     long("loss and delay", What::Tests(TWO.0, TWO.1, "faults::lost faults::delayed"), PATIENT, 200),

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod artifacts;
 mod bench;
+mod bench_verbs;
 mod demo;
 mod elf;
 mod guest;
@@ -73,6 +74,8 @@ enum Command {
 enum BenchWhich {
     /// Baton against stock UCX through the stock NIXL API, two processes.
     Nixl(bench::Options),
+    /// The engine over RDMA against perftest and Mooncake, two processes in the guest.
+    Verbs(bench_verbs::Options),
 }
 
 fn dispatch(command: Command) -> Outcome<()> {
@@ -85,6 +88,7 @@ fn dispatch(command: Command) -> Outcome<()> {
             Ok(())
         }
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
+        Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
         Command::Header { check } => header::header(check),
         Command::Vm(options) => vm::run(&options),
         Command::Tidy => tidy::run(),

@@ -39,6 +39,12 @@ const GUEST: [Need; 6] = [
     Need { package: "ibverbs-providers", present: || exists("/etc/libibverbs.d/rxe.driver") },
 ];
 
+const PERFTEST: Need =
+    Need { package: "perftest", present: || on_path("ib_write_bw") && on_path("ib_read_bw") };
+
+/// Mooncake's wheel without CUDA, to compare with.
+const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+
 /// What building the plugin needs.
 pub fn compiler() -> Outcome<()> {
     ensure(&[COMPILER])?;
@@ -179,6 +185,25 @@ pub fn wheel(version: &str) -> Outcome<PathBuf> {
     }
     std::fs::rename(&fresh, &dir).map_err(|error| format!("cannot rename to {}: {error}", dir.display()))?;
     Ok(dir)
+}
+
+/// The benchmark to compare RDMA with.
+pub fn perftest() -> Outcome<()> {
+    ensure(&[PERFTEST])
+}
+
+/// An interpreter, and the directory that holds Mooncake's wheel, which is installed on first use.
+pub fn mooncake() -> Outcome<(PathBuf, PathBuf)> {
+    let interpreter = python()?;
+    let dir = work_dir("wheels")?.join(MOONCAKE.replace("==", "-"));
+    if !dir.exists() {
+        say("installing Mooncake's wheel (without its dependencies)");
+        let fresh = dir.with_extension("new");
+        pip(&interpreter, &["--no-deps", "--upgrade", "--target", &fresh.to_string_lossy(), MOONCAKE])?;
+        std::fs::rename(&fresh, &dir)
+            .map_err(|error| format!("cannot rename to {}: {error}", dir.display()))?;
+    }
+    Ok((interpreter, dir))
 }
 
 /// The wheel's folder of shared libraries, for programs that open NIXL without Python.
