@@ -118,7 +118,7 @@ impl Options {
         command.args(["--device", &self.device, "--target-device", &self.target_device]);
         command.args(["--blocks", &case.in_flight().to_string(), "--mib", &self.mib.to_string()]);
         command.args(["--look-us", &self.look_us.to_string()]);
-        command.env("MC_GID_INDEX", self.gid_index.to_string());
+        command.env("MC_GID_INDEX", self.gid_index.to_string()).env("GLOG_minloglevel", "2");
         command.env("MC_NUM_QP_PER_EP", self.lanes.to_string()).env("MC_TRANSFER_TIMEOUT", "120");
         sample_of(&mut command)
     }
