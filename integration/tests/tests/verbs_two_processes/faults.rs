@@ -41,20 +41,24 @@ impl Drop for Trouble {
     }
 }
 
-/// A large transfer meets trouble: it fails within the watchdog's patience, its memory is quiet from then on, and
-/// after the trouble the same request succeeds.
+/// Large transfers meet trouble: one fails within the watchdog's patience, its memory is quiet from then on, and after
+/// the trouble the same request succeeds.
 fn fails_in(op: Op, trouble: fn() -> Trouble) {
     let mut pair = Pair::meet();
     let (here, there, remote) = pair.blocks(LARGE, (1, 2));
     let transfer = pair.a.scattered(op, &here, &remote, PIECE).expect("create");
     pair.a.run(&transfer, None);
-    transfer.post(Some(b"never whole")).expect("post");
-    {
-        let _trouble = trouble();
-        let error = pair.a.finish(&transfer).expect_err("nothing gets through");
-        assert!(error.text.contains("b ("), "{error}");
-        here.fill(3);
-    }
+    let coming = std::thread::spawn(trouble);
+    // Until the trouble is there they go well.
+    let mut rounds = 0u64;
+    let error = wait_for("an error", || {
+        rounds += 1;
+        transfer.post(Some(format!("round {rounds}").as_bytes())).and_then(|_| pair.a.finish(&transfer)).err()
+    });
+    let trouble = coming.join().expect("the trouble");
+    assert!(error.text.contains("b ("), "{error}");
+    here.fill(3);
+    drop(trouble);
     here.assert_holds(3, "after the error");
     // The same request, after whatever time the way back needs.
     wait_for("a transfer after the trouble", || {
