@@ -74,6 +74,8 @@ api! {
         reg_mr_iova2: "ibv_reg_mr_iova2" = fn(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
         // Since IBVERBS_1.11 (rdma-core 32): a GID with its type and network device.
         query_gid_ex: "_ibv_query_gid_ex" = fn(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, entry_size: usize) -> c_int;
+        // Since IBVERBS_1.13 (rdma-core 35): whether fork is safe, by preparation or by the kernel.
+        is_fork_initialized: "ibv_is_fork_initialized" = fn() -> c_uint;
         // Since IBVERBS_1.12 (rdma-core 34): memory of another device by its dma-buf.
         reg_dmabuf_mr: "ibv_reg_dmabuf_mr" = fn(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr;
         // In no library: fakes tell with it that a device has no WRITE_WITH_IMM. libibverbs has no such question, because InfiniBand's transport always has it.

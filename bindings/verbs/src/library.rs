@@ -3,6 +3,7 @@
 use crate::api::Api;
 use crate::device::{Context, DeviceInfo};
 use crate::error::VerbsError;
+use rdma_sys::IBV_FORK_UNNEEDED;
 use std::ffi::CStr;
 use std::sync::Arc;
 
@@ -20,6 +21,14 @@ pub enum LibraryError {
     /// It is too old or something else of that name.
     #[error("{SONAME} has no symbol {0}: it is older than rdma-core 28 or not libibverbs")]
     Symbol(&'static str),
+}
+
+/// What the dynamic linker says, which is in the error's source: a damaged library must not read like a missing one.
+fn describe(e: &libloading::Error) -> String {
+    match std::error::Error::source(e) {
+        Some(source) => format!("{e}: {source}"),
+        None => e.to_string(),
+    }
 }
 
 pub(crate) struct Inner {
@@ -42,7 +51,7 @@ impl Library {
         const FLAGS: i32 = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: libibverbs' initialisers only set the library itself up.
         let library = unsafe { UnixLibrary::open(Some(SONAME), FLAGS) };
-        let library = libloading::Library::from(library.map_err(|e| LibraryError::Open(e.to_string()))?);
+        let library = libloading::Library::from(library.map_err(|e| LibraryError::Open(describe(&e)))?);
         // SAFETY: it is libibverbs by its soname, and it is kept open beside the table.
         let api = unsafe { Api::load(&library) }.map_err(LibraryError::Symbol)?;
         Ok(Library { inner: Arc::new(Inner { api, _library: Some(library) }) })
@@ -60,8 +69,15 @@ impl Library {
         &self.inner
     }
 
-    /// Makes registered memory safe against fork; must come before the first registration of the process.
+    /// Makes registered memory safe against fork, where the kernel does not do so by itself (Linux 5.12); must come before the first
+    /// registration of the process. It takes every page with registered memory away from children, so it is not done without need.
     pub fn fork_init(&self) -> Result<(), VerbsError> {
+        // SAFETY: takes no arguments and may be called at any time.
+        let is_safe =
+            self.inner.api.is_fork_initialized.is_some_and(|ask| unsafe { ask() } == IBV_FORK_UNNEEDED);
+        if is_safe {
+            return Ok(());
+        }
         // SAFETY: takes no arguments and may be called at any time.
         VerbsError::check("ibv_fork_init", unsafe { (self.inner.api.fork_init)() })
     }

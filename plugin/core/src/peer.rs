@@ -458,9 +458,14 @@ impl Session {
     }
 
     pub(crate) fn end(&mut self, reason: EndReason) {
-        if self.ended.is_none() {
-            self.events.push_back(Event::EndEpoch { reason: reason.clone() });
-            self.ended = Some(reason);
+        match &self.ended {
+            None => {
+                self.events.push_back(Event::EndEpoch { reason: reason.clone() });
+                self.ended = Some(reason);
+            }
+            // That something was flushed is a consequence; its cause may be heard of later.
+            Some(EndReason::WorkFailed { status: WcStatus::Flushed, .. }) => self.ended = Some(reason),
+            Some(_) => {}
         }
     }
 

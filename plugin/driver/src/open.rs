@@ -88,7 +88,10 @@ impl Shared {
     fn session_setup(&self, peer: &Peer, state: &mut PeerState, made: &Made) -> Result<SessionSetup> {
         let (control, lanes) = made.set.setups(&made.theirs, &made.agreed)?;
         let defaults = SessionLimits::default();
+        // What a NIC is still sending again is not stalled.
+        let retries_ms = u64::try_from(made.set.fabric.retry_time().as_millis()).unwrap_or(u64::MAX);
         let stall_ms = defaults.stall_ms * u64::from(self.config.timeout_scale);
+        let stall_ms = stall_ms.max(retries_ms.saturating_add(defaults.stall_ms / 5));
         let caps = made.set.fabric.caps();
         let longest = u32::try_from(made.agreed.max_message_bytes).unwrap_or(u32::MAX);
         let setup = SessionSetup {

@@ -96,10 +96,12 @@ impl Driver {
         let mr = shared.regions.write().remove(&handle);
         let mr = mr.ok_or_else(|| err!(NotFound, "region {handle:#x} is not registered (any more)"))?;
         shared.registry.write().remove_local(RegionHandle(handle));
-        let deadline = Instant::now() + DEREGISTER_LIMIT;
+        let limit = DEREGISTER_LIMIT * shared.config.timeout_scale;
+        let deadline = Instant::now() + limit;
         mr.revoke();
-        // Own transfers that use the region end in order if they do in time; polling is what ends them.
-        while !mr.wait_unpinned(Instant::now() + Duration::from_millis(1)) && Instant::now() < deadline {
+        // Own transfers that use the region end in order if they do in time; polling is what ends them. Peers get the other half.
+        let own = Instant::now() + limit / 2;
+        while !mr.wait_unpinned(Instant::now() + Duration::from_millis(1)) && Instant::now() < own {
             shared.poll();
         }
         if !shared.is_stopping() {

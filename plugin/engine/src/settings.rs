@@ -43,6 +43,7 @@ impl Fabrics {
         &mut self,
         name: &str,
         wanted: &str,
+        asked_for: bool,
         open: impl FnOnce() -> Result<Arc<dyn Fabric>, Error>,
     ) -> Result<(), Error> {
         if wanted != "auto" && wanted != name {
@@ -52,7 +53,12 @@ impl Fabrics {
         match open() {
             Ok(fabric) => self.list.push(fabric),
             // Without TCP there is no way to other hosts: whoever may use it must know at once.
-            Err(e) if wanted == "auto" && name != "tcp" => self.notes.push(format!("{name}: {}", e.text)),
+            Err(e) if wanted == "auto" && name != "tcp" => {
+                if asked_for {
+                    tracing::warn!("fabric {name} is not used although settings are made for it: {}", e.text);
+                }
+                self.notes.push(format!("{name}: {}", e.text));
+            }
             Err(e) if wanted == "auto" => return Err(e),
             Err(e) => return Err(Error::new(e.code, format!("fabric {name}: {}", e.text))),
         }
@@ -156,12 +162,12 @@ impl Settings {
     /// The fabrics to run, in order of preference, and why others are missing.
     pub fn fabrics(&self) -> Result<Fabrics, Error> {
         let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new() };
-        fabrics.add("local", &self.fabric, || {
+        fabrics.add("local", &self.fabric, false, || {
             let config = LocalConfig { ptrace_any: self.ptrace_any, ..LocalConfig::default() };
             Ok(LocalFabric::new(config)?)
         })?;
-        fabrics.add("verbs", &self.fabric, || self.verbs.open())?;
-        fabrics.add("tcp", &self.fabric, || {
+        fabrics.add("verbs", &self.fabric, self.verbs.is_configured(), || self.verbs.open())?;
+        fabrics.add("tcp", &self.fabric, false, || {
             let advertise = self.advertise.iter().map(|addr| NetAddr { ports: None, ..addr.clone() });
             Ok(TcpFabric::new(TcpConfig {
                 listen: self.listen.clone().map(data_ports),

@@ -27,6 +27,12 @@ mod imp {
             self.0.wanted = addresses;
         }
 
+        /// Whether somebody chose devices or GIDs, so that their absence is worth a warning.
+        pub fn is_configured(&self) -> bool {
+            let default = VerbsConfig::default();
+            self.0.devices != default.devices || self.0.gid_index.is_some()
+        }
+
         /// Opens the fabric on the devices of this host.
         pub fn open(&self) -> Result<Arc<dyn Fabric>, Error> {
             Ok(VerbsFabric::open(self.0.clone())?)
@@ -73,6 +79,11 @@ mod imp {
 
         /// Nothing.
         pub fn be_reached_at(&mut self, _: Vec<IpAddr>) {}
+
+        /// Nothing can be.
+        pub fn is_configured(&self) -> bool {
+            false
+        }
 
         /// Why not.
         pub fn open(&self) -> Result<Arc<dyn Fabric>, Error> {

@@ -533,6 +533,10 @@ impl Fabric for VerbsFabric {
 
     fn disarm(&self) {}
 
+    fn retry_time(&self) -> Duration {
+        AckTime::new(self.config.ib_timeout, self.config.ib_retry).worst
+    }
+
     fn tend(&self) {
         let now = Instant::now();
         let due = {

@@ -111,6 +111,16 @@ pub(crate) struct Opened {
 /// Opens the devices that are wanted.
 pub(crate) fn open(library: &Library, config: &VerbsConfig) -> Result<Opened, FabricError> {
     let listed = library.devices().map_err(|e| FabricError::System(e.to_string()))?;
+    if listed.is_empty() {
+        let known = kernel_devices();
+        if !known.is_empty() {
+            return Err(FabricError::Unsupported(format!(
+                "libibverbs finds no device although the kernel has {}: is the devices' provider installed (Debian: \
+                 ibverbs-providers), and may this process see /dev/infiniband (a container needs it passed in)?",
+                known.join(", ")
+            )));
+        }
+    }
     let mut opened: Vec<Option<Arc<Context>>> = Vec::new();
     let mut facts = Vec::new();
     for info in &listed {
@@ -139,6 +149,7 @@ pub(crate) fn open(library: &Library, config: &VerbsConfig) -> Result<Opened, Fa
         };
         let device = Arc::clone(&devices[device_index]);
         let attr = device.context.query_port(rail.port).map_err(|e| at_port(&rail.device, rail.port, &e))?;
+        check_pkey(&device, rail.port, attr.pkey_table_len, config.pkey_index)?;
         rails.push(OpenRail {
             device,
             device_index,
@@ -148,6 +159,27 @@ pub(crate) fn open(library: &Library, config: &VerbsConfig) -> Result<Opened, Fa
         });
     }
     Ok(Opened { devices, rails, notes })
+}
+
+/// Names of the RDMA devices that the kernel has.
+fn kernel_devices() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/sys/class/infiniband") else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A queue pair whose partition key is not there would fail at every session.
+fn check_pkey(device: &Device, port: u8, table_len: u16, index: u16) -> Result<(), FabricError> {
+    let key = if index < table_len { device.context.query_pkey(port, index).ok() } else { None };
+    match key {
+        Some(key) if key != 0 => Ok(()),
+        _ => Err(FabricError::Unsupported(format!(
+            "device {} port {port}: partition key index {index} (BATON_IB_PKEY) is empty or past the table's {table_len} entries",
+            device.name
+        ))),
+    }
 }
 
 fn at_port(device: &str, port: u8, e: &baton_verbs::VerbsError) -> FabricError {

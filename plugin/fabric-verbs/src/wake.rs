@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Shortest time for which a port may be down before its connections are given up: a flap of the link.
 const PORT_GRACE: Duration = Duration::from_millis(500);
 
+/// How often a port that stays down is looked at.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// The descriptor that a sleeper waits on.
 pub(crate) struct Wake {
     epoll: OwnedFd,
@@ -169,8 +172,8 @@ impl VerbsFabric {
                 continue;
             }
             self.give_up_all(rail, false);
-            // Once is enough for those that exist; there are no new ones while it is down.
-            rail.set_down(Some(Down { grace_ends: Instant::now() + Duration::from_secs(3600), ..down }));
+            // There are no new ones while it is down; should the event of its return be lost, it is seen then.
+            rail.set_down(Some(Down { grace_ends: Instant::now() + LOOK_AGAIN, ..down }));
         }
     }
 

@@ -14,7 +14,7 @@ pub use types::*;
 pub mod conformance;
 
 use std::os::fd::RawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A NIC, real, software or simulated. All calls may come from any thread and from several at once;
 /// calls that name one endpoint's send queue ([`Fabric::post`]) are serialised per endpoint by the caller.
@@ -88,6 +88,11 @@ pub trait Fabric: Send + Sync {
     /// All keys of a registration that [`Fabric::register`] made.
     fn region_keys(&self, keys: Keys) -> RegionKeys {
         RegionKeys::whole(keys)
+    }
+
+    /// How long an unanswered work request may take at most until the fabric itself reports it; zero where nothing is sent again.
+    fn retry_time(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Looks after what is not bound to an endpoint, such as events of the device. Called by the service thread in every turn; never blocks.

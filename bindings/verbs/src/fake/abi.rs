@@ -39,6 +39,10 @@ fn answer(result: Result<(), Errno>) -> c_int {
     result.err().unwrap_or(0)
 }
 
+pub(super) unsafe extern "C" fn is_fork_initialized() -> c_uint {
+    rdma_sys::IBV_FORK_UNNEEDED
+}
+
 pub(super) unsafe extern "C" fn fork_init() -> c_int {
     0
 }

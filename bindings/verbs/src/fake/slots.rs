@@ -87,6 +87,7 @@ fn table(get_device_list: List, old: bool) -> Api {
         destroy_qp: events::destroy_qp,
         reg_mr_iova2: (!old).then_some(abi::reg_mr_iova2),
         query_gid_ex: (!old).then_some(abi::query_gid_ex),
+        is_fork_initialized: (!old).then_some(super::abi::is_fork_initialized),
         reg_dmabuf_mr: (!old).then_some(super::vram::reg_dmabuf_mr),
         lacks_immediate: Some(abi::lacks_immediate),
     }

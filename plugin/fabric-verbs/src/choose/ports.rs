@@ -267,7 +267,8 @@ fn judge(
         prefix_len,
         link: port.link,
         lid: port.lid,
-        mtu: port.mtu,
+        // Peers are told what is used, so that both ends of a path come to the same.
+        mtu: config.mtu.map_or(port.mtu, |limit| port.mtu.min(limit)),
         speed_mbps: port.speed_mbps,
         numa_node: port.numa_node,
         named: matches!(config.devices, DeviceFilter::Only(_)),
