@@ -414,7 +414,10 @@ impl Session {
     /// Ends it, after the endpoints were fenced and drained and all events were taken. `reason` is told to unfinished
     /// transfers unless the session knows a better one.
     pub fn close(&mut self, reason: EndReason) -> Closed {
-        let reason = self.ended.get_or_insert(reason).clone();
+        if self.ended.as_ref().is_none_or(EndReason::is_consequence) {
+            self.ended = Some(reason.clone());
+        }
+        let reason = self.ended.clone().unwrap_or(reason);
         self.deaf = true;
         let failed = self.transfers.fail_all(&reason);
         self.counters.transfers_failed += failed.len() as u64;
@@ -463,8 +466,7 @@ impl Session {
                 self.events.push_back(Event::EndEpoch { reason: reason.clone() });
                 self.ended = Some(reason);
             }
-            // That something was flushed is a consequence; its cause may be heard of later.
-            Some(EndReason::WorkFailed { status: WcStatus::Flushed, .. }) => self.ended = Some(reason),
+            Some(known) if known.is_consequence() => self.ended = Some(reason),
             Some(_) => {}
         }
     }

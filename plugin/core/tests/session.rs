@@ -432,7 +432,8 @@ fn what_succeeded_before_the_flush_counts_and_the_rest_fails() {
     assert!(matches!(world.nodes[0].ended, Some(EndReason::WorkFailed { status: WcStatus::Flushed, .. })));
     let closed = world.nodes[0].session.close(EndReason::PeerGone("lifeline".into()));
     assert_eq!(closed.failed.len(), 1);
-    assert!(matches!(closed.failed[0], (2, XferFailure::EpochEnded(EndReason::WorkFailed { .. }))));
+    // Of the flush and what caused it, the host is told the cause.
+    assert!(matches!(closed.failed[0], (2, XferFailure::EpochEnded(EndReason::PeerGone(_)))));
     assert!(closed.partial_seqs.is_empty());
 }
 

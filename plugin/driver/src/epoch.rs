@@ -29,7 +29,13 @@ impl Shared {
     pub(crate) fn end_epoch(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState, reason: EndReason) {
         let channel = match std::mem::replace(&mut state.conn, Conn::None) {
             Conn::Open(channel) => channel,
-            other => return state.conn = other,
+            Conn::Ending(mut channel) => {
+                if channel.reason.as_ref().is_some_and(EndReason::is_consequence) {
+                    channel.reason = Some(reason);
+                }
+                return state.conn = Conn::Ending(channel);
+            }
+            Conn::None => return,
         };
         if matches!(reason, EndReason::PeerGone(_)) {
             state.machine.lifeline_ended(channel.epoch);

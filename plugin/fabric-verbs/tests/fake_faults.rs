@@ -365,6 +365,37 @@ fn the_smaller_mtu_and_the_smaller_read_depth_are_used_and_a_depth_of_zero_is_re
 }
 
 #[test]
+fn a_limit_of_the_mtu_on_one_side_is_told_to_the_other_so_that_both_use_the_same() {
+    let fake = Fake::new(FakeConfig::default());
+    let a = fabric(&fake, &["fake0"], &[("mtu", "512")]);
+    let b = fabric(&fake, &["fake1"], &[]);
+    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true };
+    let (limited, address) = a.create_endpoint(&config).expect("create");
+    assert_eq!((&address["mtu"], &a.address()["rails"][0]["mtu"]), (&512.into(), &512.into()));
+    let (free, address) = b.create_endpoint(&config).expect("create");
+    assert_eq!(address["mtu"], 4096);
+    end(&a, &[limited]);
+    end(&b, &[free]);
+}
+
+#[test]
+fn a_partition_key_that_is_not_there_is_refused_with_the_size_of_the_table() {
+    for index in ["1", "65535"] {
+        let why = told(open(&Fake::new(FakeConfig::default()), &[("ib_pkey", index)]));
+        let wanted = format!("device fake0 port 1: partition key index {index}");
+        assert!(why.contains(&wanted) && why.contains("1 entries"), "{why}");
+    }
+}
+
+#[test]
+fn the_time_that_retries_take_is_known_to_whoever_watches_for_stalls() {
+    let fake = Fake::new(FakeConfig::default());
+    let patient = fabric(&fake, &["fake0"], &[("ib_timeout", "22")]).retry_time();
+    let usual = fabric(&fake, &["fake1"], &[]).retry_time();
+    assert!(patient.as_secs() > 100 && usual.as_secs() < 5, "{patient:?}, {usual:?}");
+}
+
+#[test]
 fn queues_are_as_deep_as_the_device_lets_them_be() {
     let config = alike(|device| {
         device.max_qp_wr = 100;

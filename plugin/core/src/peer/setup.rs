@@ -350,6 +350,13 @@ pub enum EndReason {
     Shutdown,
 }
 
+impl EndReason {
+    /// That something was flushed follows from a cause which may be heard of later.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, EndReason::WorkFailed { status: WcStatus::Flushed, .. })
+    }
+}
+
 /// What only a faulty or hostile peer can cause. Never a panic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
