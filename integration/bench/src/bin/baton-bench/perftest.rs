@@ -22,9 +22,9 @@ impl Drop for Server {
     }
 }
 
-/// What a program prints, if it ends well and in time.
+/// What a program prints, if it ends well and in time; its errors are shown only otherwise.
 pub fn output_within(command: &mut Command, limit: Duration) -> Outcome<String> {
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = spawned.map_err(|error| format!("cannot start {command:?}: {error}"))?;
     let pid = child.id();
     let (tell, ended) = mpsc::channel();
@@ -41,7 +41,12 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Outcome<String> 
     let output = answer.map_err(|_| format!("{command:?}: no end within {} s", limit.as_secs()))?;
     let output = output.map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() { Ok(said) } else { Err(format!("{command:?}: {}\n{said}", output.status)) }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(said)
+    } else {
+        Err(format!("{command:?}: {}\n{said}{errors}", output.status))
+    }
 }
 
 /// A port of its own for every run: the last one's may still be in TIME_WAIT.
@@ -94,7 +99,7 @@ fn busy(looks: &[Look]) -> Option<Duration> {
     Some(looks[last + 1].1.saturating_sub(looks[first].1))
 }
 
-/// One run: `in_flight` messages over all queue pairs, `mib` in all.
+/// One run over all queue pairs, `mib` in all.
 pub fn run(options: &Options, case: Case) -> Outcome<Sample> {
     let port = next_port();
     let lanes = u64::from(options.lanes);
@@ -105,7 +110,7 @@ pub fn run(options: &Options, case: Case) -> Outcome<Sample> {
         command.args(["-F", "-N", "-d", device, "-p", &port.to_string()]);
         command.args(["-x", &options.gid_index.to_string(), "-s", &case.size.to_string()]);
         command.args(["-n", &each.to_string(), "-q", &lanes.to_string()]);
-        command.args(["-t", &(case.in_flight() / lanes).max(1).to_string()]);
+        command.args(["-t", &case.tx_depth().to_string()]);
         command.args(["-u", &options.ib_timeout.to_string()]);
         if case.op == "read" {
             // Waiting for events is not offered for WRITE.
@@ -113,7 +118,11 @@ pub fn run(options: &Options, case: Case) -> Outcome<Sample> {
         }
         command
     };
-    let server = command(&options.target_device).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let server = command(&options.target_device)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
     let _server = Server(server.map_err(|error| format!("cannot start {program}: {error}"))?);
     wait_for_listener(port)?;
     let devices = [options.device.as_str(), options.target_device.as_str()];
@@ -137,7 +146,7 @@ pub fn run(options: &Options, case: Case) -> Outcome<Sample> {
     Ok(Sample {
         op: case.op.to_uppercase(),
         size_bytes: case.size,
-        batch: case.in_flight(),
+        batch: case.tx_depth() * lanes,
         gbps: mib_per_s * f64::from(1 << 20) * 8.0 / 1e9,
         latency_us_p50: 0.0,
         latency_us_p99: 0.0,

@@ -38,7 +38,7 @@ pub struct Options {
     #[arg(long, default_value_t = 64)]
     pub mib: u64,
     /// Microseconds for which the engine's host sleeps between two looks.
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 500)]
     look_us: u64,
     /// What runs `bench_mooncake.py`: words of a command, separated by spaces.
     #[arg(long, value_name = "COMMAND")]
@@ -61,8 +61,13 @@ pub struct Case {
 }
 
 impl Case {
-    /// Blocks in flight, in all: perftest's messages, or the blocks of the engine's requests.
-    pub fn in_flight(self) -> u64 {
+    /// Messages in flight on each queue pair: perftest's own default, where that is no gigabyte.
+    pub fn tx_depth(self) -> u64 {
+        if self.size < 1 << 20 { 128 } else { 8 }
+    }
+
+    /// Blocks of a request that is alone in flight.
+    fn batch(self) -> u64 {
         if self.size < 1 << 20 { 128 } else { 32 }
     }
 }
@@ -91,8 +96,11 @@ impl Options {
     fn measure(&self, peer: &Peer, case: Case) -> Outcome<Sample> {
         match peer.name {
             "perftest" => perftest::run(self, case),
-            "baton" => self.engine(case, case.in_flight() / DEPTH, DEPTH, &[]),
-            "baton+imm" => self.engine(case, case.in_flight(), 1, &["--notify"]),
+            "baton" => {
+                let in_flight = case.tx_depth() * u64::from(self.lanes);
+                self.engine(case, (in_flight / DEPTH).max(1), DEPTH, &[])
+            }
+            "baton+imm" => self.engine(case, case.batch(), 1, &["--notify"]),
             _ => self.run_mooncake(case),
         }
     }
@@ -116,7 +124,9 @@ impl Options {
         let mut command = Command::new(words.next().ok_or("--mooncake is empty")?);
         command.args(words).args(["--op", case.op, "--size", &case.size.to_string()]);
         command.args(["--device", &self.device, "--target-device", &self.target_device]);
-        command.args(["--blocks", &case.in_flight().to_string(), "--mib", &self.mib.to_string()]);
+        // It is slow enough to be measured with less.
+        let mib = if case.size < 1 << 20 { (self.mib / 4).max(1) } else { self.mib };
+        command.args(["--blocks", &case.batch().to_string(), "--mib", &mib.to_string()]);
         command.args(["--look-us", &self.look_us.to_string()]);
         command.env("MC_GID_INDEX", self.gid_index.to_string()).env("GLOG_minloglevel", "2");
         command.env("MC_NUM_QP_PER_EP", self.lanes.to_string()).env("MC_TRANSFER_TIMEOUT", "120");
