@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// READs in flight per queue pair and direction that are asked for; adapters have 16, software devices more.
-const READ_DEPTH: u32 = 128;
+/// READs in flight per queue pair and direction that are asked for: what current adapters have.
+const READ_DEPTH: u32 = 16;
 /// Longest message of the engine, whatever the device could.
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Below this many bytes a transfer stays on one lane.
