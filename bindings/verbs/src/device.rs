@@ -46,7 +46,12 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u32,
     /// Ports, numbered from 1.
     pub ports: u8,
+    /// IEEE vendor number; [`SOFT_ROCE_VENDOR`] stands for Linux' soft-RoCE.
+    pub vendor_id: u32,
 }
+
+/// What soft-RoCE (the rxe driver) gives for its vendor: no number of the IEEE.
+pub const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
 
 /// State of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +207,7 @@ impl Context {
             max_qp_rd_atom: count(attr.max_qp_rd_atom),
             max_qp_init_rd_atom: count(attr.max_qp_init_rd_atom),
             ports: attr.phys_port_cnt,
+            vendor_id: attr.vendor_id,
         })
     }
 

@@ -27,6 +27,7 @@ pub use api::Api;
 pub use cq::{Channel, Cq, Status, Wc, WcBuffer, WcOpcode};
 pub use device::{
     AsyncEvent, Context, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkLayer, PortAttr, PortState,
+    SOFT_ROCE_VENDOR,
 };
 pub use error::VerbsError;
 pub use library::{Library, LibraryError};

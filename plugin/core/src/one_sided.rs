@@ -148,7 +148,8 @@ impl Session {
         let nth = nth.expect("a queued transfer has a part on this lane");
         let Part { next, stop, .. } = transfer.parts[nth];
         let (end, bytes) = slice_end(transfer.work(), next, stop.min(next + most), limits.slice_bytes);
-        if !self.lanes[lane].has_room_for_data(end - next) || !self.bytes_allow(bytes) {
+        let behind_fence = transfer.work().op() == Op::Read && self.fence_holds_reads_back(lane);
+        if behind_fence || !self.lanes[lane].has_room_for_data(end - next) || !self.bytes_allow(bytes) {
             return None;
         }
         self.lanes[lane].turns.pop_front();
@@ -174,6 +175,10 @@ impl Session {
             signaled: true,
             what: Cargo::Transfer { xfer, first_template: next, templates: end - next },
         })
+    }
+
+    fn fence_holds_reads_back(&self, lane: usize) -> bool {
+        !self.setup.caps.reads_behind_fence && self.lanes[lane].fence_in_flight()
     }
 
     fn all_data_posted(&mut self, xfer: u32) {

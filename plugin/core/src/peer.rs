@@ -233,6 +233,7 @@ impl Session {
             last_seq: first_seq + u64::from(n) - 1,
             bytes: post.bytes,
             signaled: post.signaled,
+            fenced: post.extra.is_some_and(|extra| extra.fenced),
             stage_end: post.extra.and_then(|extra| extra.stage_end),
             what: post.what,
         });

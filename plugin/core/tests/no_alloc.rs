@@ -88,6 +88,7 @@ fn session(lanes: u32, notify: NotifyMode) -> Session {
             owner_revokes: true,
             needs_service: false,
             vram: false,
+            reads_behind_fence: true,
         },
         notify,
         limits: SessionLimits::default(),

@@ -87,6 +87,32 @@ fn a_read_tells_the_target_that_its_memory_was_read() {
 }
 
 #[test]
+fn no_read_is_posted_behind_a_fence_in_flight_where_the_fabric_cannot_have_it() {
+    for (reads_behind_fence, posted_at_once) in [(true, 2), (false, 1)] {
+        let config = Config { lanes: 1, reads_behind_fence, ..Config::default() };
+        let mut world = World::new(config, 8);
+        world.nodes[1].mem.set_data(0, &pattern(9, 3000));
+        for token in [1, 2] {
+            let at = token as usize * 10_000;
+            let work = world.prepare(Op::Read, &[(at, 0, 3000)]);
+            world.submit(0, token, work, Some(&[token as u8]));
+        }
+        assert_eq!(
+            world.nodes[0].batches.len(),
+            posted_at_once,
+            "the second READ waits for the first's tail"
+        );
+        world.settle();
+        for token in [1, 2] {
+            assert_eq!(world.result_of(0, token), Some(&Ok(())));
+            assert_eq!(world.nodes[0].mem.data(token as usize * 10_000, 3000), pattern(9, 3000));
+        }
+        assert_eq!(world.nodes[1].delivered, [vec![1], vec![2]]);
+        world.audit();
+    }
+}
+
+#[test]
 fn a_read_behind_other_reads_posts_its_tail_after_its_completion() {
     let mut world = World::new(Config { lanes: 1, ..Config::default() }, 7);
     world.nodes[1].mem.set_data(0, &pattern(9, 3000));

@@ -163,6 +163,7 @@ impl Fabric for SimFabric {
             owner_revokes: true,
             needs_service: false,
             vram: false,
+            reads_behind_fence: true,
         }
     }
 

@@ -16,7 +16,7 @@ use baton_fabric::{
     Batch, Caps, Completion, EndpointConfig, EndpointId, Fabric, FabricError, Keys, Memory, PeerView,
     PostError, RecvSlot, RegionKeys,
 };
-use baton_verbs::{Connection, Library, PathMtu, Qp, QpCap, QpConfig};
+use baton_verbs::{Connection, Library, PathMtu, Qp, QpCap, QpConfig, SOFT_ROCE_VENDOR};
 use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use std::os::fd::{AsRawFd, RawFd};
@@ -313,6 +313,8 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         owner_revokes: false,
         needs_service: false,
         vram: false,
+        // Its driver sends a fenced request again only when no READ is under way, and counts those behind it: a lost ACK, and both wait for ever.
+        reads_behind_fence: devices.iter().all(|device| device.attr.vendor_id != SOFT_ROCE_VENDOR),
     }
 }
 

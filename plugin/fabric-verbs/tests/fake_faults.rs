@@ -7,6 +7,7 @@ use baton_fabric::{
     MemoryKind, Op, PeerView, Template, WcStatus,
 };
 use baton_fabric_verbs::{VerbsConfig, VerbsFabric};
+use baton_verbs::SOFT_ROCE_VENDOR;
 use baton_verbs::fake::{DeviceConfig, Fake, FakeConfig, FakeGid, Live, PortConfig};
 use fake_support::*;
 use std::time::Instant;
@@ -393,6 +394,17 @@ fn the_time_that_retries_take_is_known_to_whoever_watches_for_stalls() {
     let patient = fabric(&fake, &["fake0"], &[("ib_timeout", "22")]).retry_time();
     let usual = fabric(&fake, &["fake1"], &[]).retry_time();
     assert!(patient.as_secs() > 100 && usual.as_secs() < 5, "{patient:?}, {usual:?}");
+}
+
+#[test]
+fn one_soft_device_among_them_keeps_reads_from_standing_behind_a_fence() {
+    let hard = DeviceConfig::new("fake0", 1);
+    let soft = DeviceConfig { vendor_id: SOFT_ROCE_VENDOR, ..DeviceConfig::new("fake1", 2) };
+    let fake = Fake::new(FakeConfig { devices: vec![hard, soft], ..FakeConfig::default() });
+    for (names, can) in [(&["fake0"][..], true), (&["fake1"], false), (&["fake0", "fake1"], false)] {
+        let fabric = VerbsFabric::with_library(&fake.library_of(names), config(&[])).expect("open");
+        assert_eq!(fabric.caps().reads_behind_fence, can, "{names:?}");
+    }
 }
 
 #[test]

@@ -304,6 +304,8 @@ pub struct Caps {
     pub needs_service: bool,
     /// A GPU's memory can be registered.
     pub vram: bool,
+    /// READs may stand behind a fenced work request in flight. Where not, it has to complete before the next READ is posted.
+    pub reads_behind_fence: bool,
 }
 
 /// Why [`crate::Fabric::post`] stopped.

@@ -154,6 +154,7 @@ pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, to: *mut
     to.max_qp_init_rd_atom = config.max_qp_init_rd_atom.into();
     to.max_pkeys = 128;
     to.phys_port_cnt = config.ports.len() as u8;
+    to.vendor_id = config.vendor_id;
     answer(state.alive(context.device.index))
 }
 

@@ -99,6 +99,8 @@ pub struct DeviceConfig {
     pub first_qpn: u32,
     /// First key of a memory region. Devices with the same one hand out the same keys.
     pub first_key: u32,
+    /// IEEE vendor number.
+    pub vendor_id: u32,
 }
 
 impl DeviceConfig {
@@ -124,6 +126,7 @@ impl DeviceConfig {
             dmabuf: true,
             first_qpn: 17,
             first_key: 0x1000,
+            vendor_id: 0x02_c903,
         }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) struct Flight {
     pub(crate) last_seq: u64,
     pub(crate) bytes: u64,
     pub(crate) signaled: bool,
+    /// Its last work request waits for the READs in front of it.
+    pub(crate) fenced: bool,
     /// How far its completion frees the staging ring.
     pub(crate) stage_end: Option<u64>,
     pub(crate) what: Cargo,
@@ -99,6 +101,11 @@ impl Port {
     /// Whether `n` work requests of data fit and leave room for tails.
     pub(crate) fn has_room_for_data(&self, n: u32) -> bool {
         self.ledger.free() >= n.saturating_add(TAIL_HEADROOM)
+    }
+
+    /// Whether a fenced work request is in flight.
+    pub(crate) fn fence_in_flight(&self) -> bool {
+        self.flights.iter().any(|flight| flight.fenced)
     }
 
     /// Whether a record of that length could go now, as far as credit is concerned.

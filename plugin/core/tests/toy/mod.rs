@@ -52,6 +52,7 @@ pub struct Config {
     pub limits: SessionLimits,
     pub max_chunk: u32,
     pub stripe_min: u64,
+    pub reads_behind_fence: bool,
 }
 
 impl Default for Config {
@@ -68,6 +69,7 @@ impl Default for Config {
             limits: SessionLimits::default(),
             max_chunk: 256,
             stripe_min: 512,
+            reads_behind_fence: true,
         }
     }
 }
@@ -164,6 +166,7 @@ fn setup(config: &Config, node: usize, carry: Carry) -> SessionSetup {
             owner_revokes: true,
             needs_service: true,
             vram: false,
+            reads_behind_fence: config.reads_behind_fence,
         },
         notify: config.notify,
         limits: config.limits,
@@ -340,6 +343,9 @@ impl World {
                     assert_eq!(batch.first_seq, end.posted, "ledger sequences are dense");
                     node.batches.push((endpoint, batch.len(), batch.signaled));
                     let mut wrs = wrs_of(&batch);
+                    let fence = end.queue.iter().any(|wr| wr.fenced);
+                    let behind_fence = fence && wrs.iter().any(|wr| wr.read);
+                    assert!(config.reads_behind_fence || !behind_fence, "a READ behind a fence in flight");
                     let taken = node.refuse_after.map_or(wrs.len(), |after| after.min(wrs.len()));
                     let refused = taken < wrs.len();
                     wrs.truncate(taken);

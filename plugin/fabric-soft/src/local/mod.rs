@@ -143,6 +143,7 @@ impl Fabric for LocalFabric {
             owner_revokes: true,
             needs_service: true,
             vram: false,
+            reads_behind_fence: true,
         }
     }
 

@@ -162,6 +162,7 @@ impl Fabric for TcpFabric {
             owner_revokes: true,
             needs_service: true,
             vram: false,
+            reads_behind_fence: true,
         }
     }
 
