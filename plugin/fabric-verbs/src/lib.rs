@@ -7,6 +7,7 @@
 pub mod choose;
 pub mod config;
 
+mod create;
 mod cuda;
 mod endpoint;
 mod fabric;
