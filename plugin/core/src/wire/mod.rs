@@ -19,6 +19,7 @@ mod secret;
 mod tests;
 
 pub use conn_info::{Candidate, ConnInfo, ConnInfoError, HostId, parse_candidate};
+pub(crate) use cursor::Cursor;
 pub use field::FieldError;
 pub use frame::{FrameError, FrameReader, encode_frame};
 pub use lifeline_frame::{LifelineFrame, LifelineFrameError};
