@@ -1,0 +1,367 @@
+//! Bounce slots of an engine, lent to (peer, lane). Bookkeeping only: the driver owns the bytes.
+//!
+//! ```text
+//!   slot   FREE → POSTED → FILLED → PLACING → FREE | RETIRED        slab   ALLOCATING → ACTIVE ⇄ DRAINING → GONE
+//! ```
+//! Only a FREE slot of an ACTIVE slab can be lent, and credit is granted only for what was lent and posted, so no credit is ever
+//! without a RECV. A slab drains by waiting: its free slots retire at once, the others when they come back; nothing that was
+//! granted is taken away. A draining slab that is needed again becomes ACTIVE, and its retired slots FREE, *before* they are lent.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::Serialize;
+
+use crate::ids::{LaneId, Nanos};
+
+mod size;
+#[cfg(test)]
+mod tests;
+
+/// Sizes and limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Length of a slot.
+    pub slot_bytes: u32,
+    /// Slots of a slab: one allocation, one registration.
+    pub slab_slots: u32,
+    /// Slabs that are always there.
+    pub base_slabs: u32,
+    /// Slabs at most.
+    pub max_slabs: u32,
+    /// Slots that one peer holds at most.
+    pub peer_slots: u32,
+    /// At most half in use for so long: the pool shrinks.
+    pub idle_ms: u64,
+    /// After an allocation that failed, the next is tried so much later.
+    pub retry_ms: u64,
+}
+
+impl Default for PoolConfig {
+    fn default() -> PoolConfig {
+        PoolConfig {
+            slot_bytes: 64 * 1024,
+            slab_slots: 16,
+            base_slabs: 1,
+            max_slabs: 256,
+            peer_slots: 512,
+            idle_ms: 5_000,
+            retry_ms: 1_000,
+        }
+    }
+}
+
+/// A peer as the engine numbers its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct PeerKey(pub u32);
+
+/// A slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlabId(pub u32);
+
+/// A slot. A number comes back only when its slab was given back and made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId {
+    /// Its slab.
+    pub slab: SlabId,
+    /// Its place there.
+    pub index: u32,
+}
+
+/// Whose RECV a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Holder {
+    /// Peer.
+    pub peer: PeerKey,
+    /// Lane of its session.
+    pub lane: LaneId,
+}
+
+/// What a slot is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// To be lent.
+    Free,
+    /// A RECV.
+    Posted(Holder),
+    /// A message lies in it.
+    Filled(Holder),
+    /// So many copies out of it are under way.
+    Placing(Holder, u32),
+    /// Its slab goes.
+    Retired,
+}
+
+/// What the driver has to do, off the progress thread, and to report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolAction {
+    /// Allocate and register; then [`Pool::on_allocated`].
+    Allocate(SlabId),
+    /// Nothing is in it: deregister and free; then [`Pool::on_released`].
+    Release(SlabId),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SlabState {
+    /// The number is unused.
+    Gone,
+    /// Memory is being made (`told`: the driver knows).
+    Allocating {
+        told: bool,
+    },
+    Active,
+    Draining,
+    /// All slots retired; memory is being given back (`told`: the driver knows).
+    Releasing {
+        told: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Slab {
+    state: SlabState,
+    slots: Vec<SlotState>,
+    /// Indices of FREE slots.
+    free: Vec<u32>,
+    retired: u32,
+}
+
+/// Counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolCounters {
+    /// Slabs made.
+    pub expanded: u64,
+    /// Slabs given back.
+    pub shrunk: u64,
+    /// Draining slabs taken into use again.
+    pub revived: u64,
+    /// Allocations that failed.
+    pub allocation_failed: u64,
+    /// Times that a peer got no slot because it has its share.
+    pub share_reached: u64,
+    /// Times that a peer got no slot because there was none.
+    pub starved: u64,
+}
+
+/// Where the pool stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolStats {
+    /// Slabs with memory.
+    pub slabs: u32,
+    /// Of those, on their way out.
+    pub draining: u32,
+    /// Slots that can be lent.
+    pub free: u32,
+    /// Slots lent.
+    pub lent: u32,
+    /// Peers that wait for a slot.
+    pub hungry: u32,
+    /// Counters.
+    pub counters: PoolCounters,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct Pool {
+    config: PoolConfig,
+    slabs: Vec<Slab>,
+    /// Active slabs with a free slot; the oldest is used first, so that the newest can go.
+    usable: BTreeSet<u32>,
+    /// Slots lent, by peer.
+    peers: HashMap<PeerKey, u32>,
+    hungry: BTreeSet<PeerKey>,
+    free: u32,
+    lent: u32,
+    /// Most slots lent since the last look.
+    peak: u32,
+    /// When more than half was in use, last.
+    last_busy: Nanos,
+    retry_at: Nanos,
+    counters: PoolCounters,
+}
+
+impl Pool {
+    /// An empty pool: its first slabs are its first actions.
+    pub fn new(config: PoolConfig, now: Nanos) -> Pool {
+        assert!(config.slab_slots > 0 && config.base_slabs > 0, "a pool has slabs, a slab has slots");
+        assert!(config.base_slabs <= config.max_slabs, "base ≤ max");
+        let mut pool = Pool {
+            config,
+            slabs: Vec::new(),
+            usable: BTreeSet::new(),
+            peers: HashMap::new(),
+            hungry: BTreeSet::new(),
+            free: 0,
+            lent: 0,
+            peak: 0,
+            last_busy: now,
+            retry_at: Nanos(0),
+            counters: PoolCounters::default(),
+        };
+        (0..config.base_slabs).for_each(|_| pool.add_slab());
+        pool
+    }
+
+    /// Sizes and limits.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// A peer begins to borrow.
+    pub fn join(&mut self, peer: PeerKey) {
+        let before = self.peers.insert(peer, 0);
+        assert!(before.is_none(), "{peer:?} joined twice");
+    }
+
+    /// A peer is gone; all it had must have come back.
+    pub fn leave(&mut self, peer: PeerKey) {
+        let lent = self.peers.remove(&peer).expect("a peer that leaves has joined");
+        assert_eq!(lent, 0, "{peer:?} leaves with slots");
+        self.hungry.remove(&peer);
+    }
+
+    /// A FREE slot becomes a RECV of that lane; `None`: there is none, or the peer has its share. A peer that got none because
+    /// there is none is told by [`Pool::next_hungry`] when it is worth asking again.
+    pub fn lend(&mut self, holder: Holder) -> Option<SlotId> {
+        let has = *self.peers.get(&holder.peer).expect("a borrower has joined");
+        if has >= self.share_of(holder.peer) {
+            self.counters.share_reached += 1;
+            return None;
+        }
+        let Some(slab) = self.usable.first().copied() else {
+            self.counters.starved += 1;
+            self.hungry.insert(holder.peer);
+            return None;
+        };
+        let of = &mut self.slabs[slab as usize];
+        assert_eq!(of.state, SlabState::Active, "only active slabs lend");
+        let index = of.free.pop().expect("a usable slab has a free slot");
+        assert_eq!(of.slots[index as usize], SlotState::Free, "free ⇒ FREE");
+        of.slots[index as usize] = SlotState::Posted(holder);
+        if of.free.is_empty() {
+            self.usable.remove(&slab);
+        }
+        self.free -= 1;
+        self.lent += 1;
+        self.peak = self.peak.max(self.lent);
+        *self.peers.get_mut(&holder.peer).expect("just looked up") += 1;
+        self.hungry.remove(&holder.peer);
+        Some(SlotId { slab: SlabId(slab), index })
+    }
+
+    /// What a peer may hold: its share; less while others wait and there can be no more slots.
+    fn share_of(&self, peer: PeerKey) -> u32 {
+        let others_wait = self.hungry.iter().any(|&other| other != peer);
+        if !others_wait || self.can_grow() {
+            return self.config.peer_slots;
+        }
+        let fair = self.config.max_slabs * self.config.slab_slots / (self.peers.len() as u32).max(1);
+        self.config.peer_slots.min(fair.max(1))
+    }
+
+    /// The RECV was used.
+    pub fn fill(&mut self, slot: SlotId) {
+        let state = self.state_mut(slot);
+        let SlotState::Posted(holder) = *state else { panic!("{slot:?} is filled while {state:?}") };
+        *state = SlotState::Filled(holder);
+    }
+
+    /// So many copies out of it begin.
+    pub fn place(&mut self, slot: SlotId, copies: u32) {
+        assert!(copies > 0, "no copy, nothing to place");
+        let state = self.state_mut(slot);
+        let SlotState::Filled(holder) = *state else { panic!("{slot:?} is placed while {state:?}") };
+        *state = SlotState::Placing(holder, copies);
+    }
+
+    /// One copy has ended; `true`: it was the last, and the slot is free.
+    pub fn placed(&mut self, slot: SlotId) -> bool {
+        let state = self.state_mut(slot);
+        match *state {
+            SlotState::Placing(holder, copies) if copies > 1 => {
+                *state = SlotState::Placing(holder, copies - 1);
+                false
+            }
+            SlotState::Placing(holder, _) => {
+                self.take_back(slot, holder);
+                true
+            }
+            other => panic!("{slot:?}: a copy ends while {other:?}"),
+        }
+    }
+
+    /// There is nothing to place in it.
+    pub fn discard(&mut self, slot: SlotId) {
+        let state = self.state(slot);
+        let SlotState::Filled(holder) = state else { panic!("{slot:?} is discarded while {state:?}") };
+        self.take_back(slot, holder);
+    }
+
+    /// The RECV was flushed unused: the endpoint is gone.
+    pub fn flushed(&mut self, slot: SlotId) {
+        let state = self.state(slot);
+        let SlotState::Posted(holder) = state else { panic!("{slot:?} is flushed while {state:?}") };
+        self.take_back(slot, holder);
+    }
+
+    fn take_back(&mut self, slot: SlotId, holder: Holder) {
+        let of = &mut self.slabs[slot.slab.0 as usize];
+        match of.state {
+            SlabState::Active => {
+                of.slots[slot.index as usize] = SlotState::Free;
+                of.free.push(slot.index);
+                self.free += 1;
+                self.usable.insert(slot.slab.0);
+            }
+            SlabState::Draining => {
+                of.slots[slot.index as usize] = SlotState::Retired;
+                of.retired += 1;
+                self.note_drained(slot.slab);
+            }
+            other => panic!("{slot:?} comes back while its slab is {other:?}"),
+        }
+        self.lent -= 1;
+        *self.peers.get_mut(&holder.peer).expect("a holder has joined") -= 1;
+    }
+
+    /// What it is doing.
+    pub fn state(&self, slot: SlotId) -> SlotState {
+        self.slabs[slot.slab.0 as usize].slots[slot.index as usize]
+    }
+
+    fn state_mut(&mut self, slot: SlotId) -> &mut SlotState {
+        &mut self.slabs[slot.slab.0 as usize].slots[slot.index as usize]
+    }
+
+    /// Its slab is on the way out: the sooner its RECV is used up, the better.
+    pub fn is_draining(&self, slot: SlotId) -> bool {
+        self.slabs[slot.slab.0 as usize].state == SlabState::Draining
+    }
+
+    /// Idle lanes should give back what they do not need: there are more slabs than the base, or somebody waits.
+    pub fn wants_back(&self) -> bool {
+        !self.hungry.is_empty() || self.slab_count() > self.config.base_slabs
+    }
+
+    /// A peer that got no slot and may get one now. Ask until `None` whenever slots came back or a slab was made.
+    #[must_use]
+    pub fn next_hungry(&mut self) -> Option<PeerKey> {
+        if self.free == 0 {
+            return None;
+        }
+        self.hungry.pop_first()
+    }
+
+    /// Where it stands.
+    pub fn stats(&self) -> PoolStats {
+        let count =
+            |which: fn(&SlabState) -> bool| self.slabs.iter().filter(|s| which(&s.state)).count() as u32;
+        PoolStats {
+            slabs: count(|state| !matches!(state, SlabState::Gone | SlabState::Allocating { .. })),
+            draining: count(|state| matches!(state, SlabState::Draining | SlabState::Releasing { .. })),
+            free: self.free,
+            lent: self.lent,
+            hungry: self.hungry.len() as u32,
+            counters: self.counters,
+        }
+    }
+}
