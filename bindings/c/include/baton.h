@@ -8,7 +8,7 @@
 
 // Version of the interface.
 #define BATON_ABI_MAJOR 1
-#define BATON_ABI_MINOR 0
+#define BATON_ABI_MINOR 1
 // First eight bytes of every table.
 #define BATON_TABLE_MAGIC UINT64_C(0x3156454e4f544142)
 // Name of an engine's data symbol, a `const BatonEngineV1`.
@@ -40,6 +40,10 @@ typedef struct BatonXfer BatonXfer;
 
 // `post_xfer_req`: this post carries the message given, which may be empty.
 #define BATON_POST_NOTIFY 1
+
+// `post_xfer_req_with`: this post carries the id given, for the peer's `inbound_status`; with or without a
+// message.
+#define BATON_POST_ID 2
 
 // `create`: the engine may run a progress thread.
 #define BATON_CREATE_PROGRESS_THREAD 1
@@ -174,6 +178,19 @@ typedef struct {
   uint64_t index_count;
 } BatonIndexSpec;
 
+// What a post says besides starting the transfer.
+typedef struct {
+  // `size_of::<BatonPostOptions>()` as the caller knows it.
+  uint32_t size_bytes;
+  // `BATON_POST_*`.
+  uint32_t flags;
+  // The message, with `BATON_POST_NOTIFY`; else empty.
+  BatonSlice message;
+  // The transfer's number in the host's own counting, with `BATON_POST_ID`; else 0. The peer's
+  // `inbound_status` takes it.
+  uint64_t id;
+} BatonPostOptions;
+
 // Something that happened, as told to the event hook. Slices are valid during the call only.
 typedef struct {
   // `size_of::<BatonEvent>()` as the engine knows it.
@@ -295,8 +312,9 @@ typedef struct {
                             uint64_t cap_bytes,
                             uint64_t *needed_bytes,
                             uint64_t *count);
-  // Whether transfer `id` of a peer has landed here (`BATON_OK`, then forgotten) or not yet
-  // (`BATON_IN_PROGRESS`).
+  // Whether the transfer that a peer posted with `id` has landed here (`BATON_OK`, then forgotten) or not yet
+  // (`BATON_IN_PROGRESS`, also for a peer that is not known yet). Ids that nobody reads hold their sender
+  // back like messages.
   BatonStatus (*inbound_status)(BatonEngine *engine, BatonSlice peer, uint64_t id);
   // Sets or, with no function, unsets the hook for the kinds in `event_mask`. Unsetting returns after a
   // running call has ended.
@@ -318,6 +336,8 @@ typedef struct {
   BatonStatus (*probe)(uint8_t *buf, uint64_t cap_bytes, uint64_t *needed_bytes);
   // Text of the last error that an entry of this library returned on this thread. Needs no engine.
   BatonStatus (*last_error)(uint8_t *buf, uint64_t cap_bytes, uint64_t *needed_bytes);
+  // `post_xfer_req` with options: also with an id by which the peer may ask whether the transfer has landed.
+  BatonStatus (*post_xfer_req_with)(BatonEngine *engine, BatonXfer *xfer, const BatonPostOptions *options);
 } BatonEngineV1;
 
 // Header of one notification in the buffer that `get_notifs` fills: the header, then the peer's name, then
@@ -489,6 +509,9 @@ BatonStatus baton_post_xfer_req(BatonHost *host,
                                 BatonSlice message,
                                 uint32_t flags);
 
+// `post_xfer_req` with options: also with an id by which the peer may ask whether the transfer has landed.
+BatonStatus baton_post_xfer_req_with(BatonHost *host, BatonXfer *xfer, const BatonPostOptions *options);
+
 // State of the last post: `BATON_OK`, `BATON_IN_PROGRESS`, `BATON_NOT_POSTED` or its error. Stable until the
 // next post.
 BatonStatus baton_xfer_status(BatonHost *host,
@@ -525,8 +548,9 @@ BatonStatus baton_get_notifs(BatonHost *host,
                              uint64_t *needed_bytes,
                              uint64_t *count);
 
-// Whether transfer `id` of a peer has landed here (`BATON_OK`, then forgotten) or not yet
-// (`BATON_IN_PROGRESS`).
+// Whether the transfer that a peer posted with `id` has landed here (`BATON_OK`, then forgotten) or not yet
+// (`BATON_IN_PROGRESS`, also for a peer that is not known yet). Ids that nobody reads hold their sender back
+// like messages.
 BatonStatus baton_inbound_status(BatonHost *host,
                                  BatonSlice peer,
                                  uint64_t id);
@@ -569,10 +593,11 @@ BATON_CHECK(sizeof(BatonMemory) == 32);
 BATON_CHECK(sizeof(BatonDesc) == 32);
 BATON_CHECK(sizeof(BatonXferSpec) == 56);
 BATON_CHECK(sizeof(BatonIndexSpec) == 64);
+BATON_CHECK(sizeof(BatonPostOptions) == 32);
 BATON_CHECK(sizeof(BatonEvent) == 56);
 BATON_CHECK(sizeof(BatonNotifHeader) == 24);
 BATON_CHECK(sizeof(BatonField) == 40);
-BATON_CHECK(sizeof(BatonEngineV1) == 336);
+BATON_CHECK(sizeof(BatonEngineV1) == 344);
 BATON_CHECK(offsetof(BatonSlice, ptr) == 0);
 BATON_CHECK(offsetof(BatonSlice, len_bytes) == 8);
 BATON_CHECK(offsetof(BatonSetting, key) == 0);
@@ -610,6 +635,10 @@ BATON_CHECK(offsetof(BatonIndexSpec, remote_list) == 32);
 BATON_CHECK(offsetof(BatonIndexSpec, local_indices) == 40);
 BATON_CHECK(offsetof(BatonIndexSpec, remote_indices) == 48);
 BATON_CHECK(offsetof(BatonIndexSpec, index_count) == 56);
+BATON_CHECK(offsetof(BatonPostOptions, size_bytes) == 0);
+BATON_CHECK(offsetof(BatonPostOptions, flags) == 4);
+BATON_CHECK(offsetof(BatonPostOptions, message) == 8);
+BATON_CHECK(offsetof(BatonPostOptions, id) == 24);
 BATON_CHECK(offsetof(BatonEvent, size_bytes) == 0);
 BATON_CHECK(offsetof(BatonEvent, kind) == 4);
 BATON_CHECK(offsetof(BatonEvent, peer) == 8);
@@ -665,6 +694,7 @@ BATON_CHECK(offsetof(BatonEngineV1, stats) == 304);
 BATON_CHECK(offsetof(BatonEngineV1, set_log_level) == 312);
 BATON_CHECK(offsetof(BatonEngineV1, probe) == 320);
 BATON_CHECK(offsetof(BatonEngineV1, last_error) == 328);
+BATON_CHECK(offsetof(BatonEngineV1, post_xfer_req_with) == 336);
 #undef BATON_CHECK
 
 #endif  /* BATON_H */

@@ -165,6 +165,11 @@ class Transfer {
     BatonStatus post(std::string_view message) {
         return detail::check(baton_post_xfer_req(host_, raw_, detail::slice(message), BATON_POST_NOTIFY));
     }
+    // With an id for the peer's inbound_status, with or without a notification.
+    BatonStatus post_with_id(std::uint64_t id) { return post_with(BatonPostOptions{0, BATON_POST_ID, BatonSlice{nullptr, 0}, id}); }
+    BatonStatus post_with_id(std::string_view message, std::uint64_t id) {
+        return post_with(BatonPostOptions{0, BATON_POST_ID | BATON_POST_NOTIFY, detail::slice(message), id});
+    }
     // BATON_OK, BATON_IN_PROGRESS or BATON_NOT_POSTED; throws the error of the last post.
     BatonStatus status() const {
         const BatonStatus code = baton_xfer_status(host_, raw_);
@@ -190,6 +195,11 @@ class Transfer {
     }
 
   private:
+    BatonStatus post_with(BatonPostOptions options) {
+        options.size_bytes = sizeof(options);
+        return detail::check(baton_post_xfer_req_with(host_, raw_, &options));
+    }
+
     BatonHost *host_;
     BatonXfer *raw_ = nullptr;
 };
@@ -242,6 +252,10 @@ class Engine {
     }
     void notify(std::string_view peer, std::string_view message) {
         detail::check(baton_gen_notif(host_, detail::slice(peer), detail::slice(message)));
+    }
+    // Whether the transfer that a peer posted with this id has landed here; true once for each.
+    bool landed(std::string_view peer, std::uint64_t id) {
+        return detail::check(baton_inbound_status(host_, detail::slice(peer), id)) == BATON_OK;
     }
     // All that wait, oldest first per peer.
     std::vector<Notification> notifications() {

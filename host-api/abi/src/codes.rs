@@ -64,6 +64,8 @@ pub const BATON_ACCESS_REMOTE_WRITE: u32 = 2;
 
 /// `post_xfer_req`: this post carries the message given, which may be empty.
 pub const BATON_POST_NOTIFY: u32 = 1;
+/// `post_xfer_req_with`: this post carries the id given, for the peer's `inbound_status`; with or without a message.
+pub const BATON_POST_ID: u32 = 2;
 
 /// `create`: the engine may run a progress thread.
 pub const BATON_CREATE_PROGRESS_THREAD: u32 = 1;

@@ -67,6 +67,7 @@ layout!(BatonIndexSpec, 64, 8, {
     size_bytes @ 0, op @ 4, peer @ 8, local_list @ 24, remote_list @ 32, local_indices @ 40,
     remote_indices @ 48, index_count @ 56,
 });
+layout!(BatonPostOptions, 32, 8, { size_bytes @ 0, flags @ 4, message @ 8, id @ 24 });
 layout!(BatonEvent, 56, 8, {
     size_bytes @ 0, kind @ 4, peer @ 8, instance @ 24, partial_seqs @ 40, partial_count @ 48,
 });
@@ -74,7 +75,7 @@ layout!(BatonNotifHeader, 24, 8, {
     total_bytes @ 0, message_len_bytes @ 8, name_len_bytes @ 16, reserved @ 20,
 });
 layout!(BatonField, 40, 8, { name @ 0, signature @ 16, offset_bytes @ 32, size_bytes @ 36 });
-layout!(BatonEngineV1, 336, 8, {
+layout!(BatonEngineV1, 344, 8, {
     magic @ 0, abi_major @ 8, abi_minor @ 12, size_bytes @ 16, engine_name @ 24, engine_version @ 40,
     fields @ 56, fields_count @ 64, create @ 72, destroy @ 80, conn_info @ 88, load_remote @ 96,
     connect @ 104, disconnect @ 112, register @ 120, deregister @ 128, export_region @ 136,
@@ -83,6 +84,7 @@ layout!(BatonEngineV1, 336, 8, {
     xfer_error @ 208, xfer_cancel @ 216, release_xfer_req @ 224, poll_many @ 232, gen_notif @ 240,
     get_notifs @ 248, inbound_status @ 256, set_event_hook @ 264, notify_fd @ 272, alloc_managed @ 280,
     free_managed @ 288, progress @ 296, stats @ 304, set_log_level @ 312, probe @ 320, last_error @ 328,
+    post_xfer_req_with @ 336,
 });
 
 #[cfg(test)]

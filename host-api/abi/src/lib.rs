@@ -24,7 +24,7 @@ pub use types::*;
 /// Major version of this interface: another major is refused.
 pub const BATON_ABI_MAJOR: u32 = 1;
 /// Minor version: entries are only ever added at the end of the table, each addition raises it.
-pub const BATON_ABI_MINOR: u32 = 0;
+pub const BATON_ABI_MINOR: u32 = 1;
 /// Name of the data symbol that the C door looks up in an engine library, NUL-terminated.
 pub const BATON_ENGINE_SYMBOL_V1: &[u8] = b"baton_engine_v1\0";
 /// First eight bytes of every table ("BATONEV1", little-endian): tells a table from any other symbol.

@@ -136,7 +136,8 @@ pub struct BatonEngineV1 {
         needed_bytes: *mut u64,
         count: *mut u64,
     ) -> BatonStatus,
-    /// Whether transfer `id` of a peer has landed here (`BATON_OK`, then forgotten) or not yet (`BATON_IN_PROGRESS`).
+    /// Whether the transfer that a peer posted with `id` has landed here (`BATON_OK`, then forgotten) or not yet
+    /// (`BATON_IN_PROGRESS`, also for a peer that is not known yet). Ids that nobody reads hold their sender back like messages.
     pub inbound_status:
         unsafe extern "C" fn(engine: *mut BatonEngine, peer: BatonSlice, id: u64) -> BatonStatus,
     /// Sets or, with no function, unsets the hook for the kinds in `event_mask`. Unsetting returns after a running call has ended.
@@ -171,6 +172,12 @@ pub struct BatonEngineV1 {
     pub probe: unsafe extern "C" fn(buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
     /// Text of the last error that an entry of this library returned on this thread. Needs no engine.
     pub last_error: unsafe extern "C" fn(buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,
+    /// `post_xfer_req` with options: also with an id by which the peer may ask whether the transfer has landed.
+    pub post_xfer_req_with: unsafe extern "C" fn(
+        engine: *mut BatonEngine,
+        xfer: *mut BatonXfer,
+        options: *const BatonPostOptions,
+    ) -> BatonStatus,
 }
 
 // SAFETY: the table is immutable data and pointers to immutable statics of the library that exports it.

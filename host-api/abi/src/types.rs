@@ -138,6 +138,21 @@ pub struct BatonIndexSpec {
     pub index_count: u64,
 }
 
+/// What a post says besides starting the transfer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "stable_abi", derive(abi_stable::StableAbi))]
+pub struct BatonPostOptions {
+    /// `size_of::<BatonPostOptions>()` as the caller knows it.
+    pub size_bytes: u32,
+    /// `BATON_POST_*`.
+    pub flags: u32,
+    /// The message, with `BATON_POST_NOTIFY`; else empty.
+    pub message: BatonSlice,
+    /// The transfer's number in the host's own counting, with `BATON_POST_ID`; else 0. The peer's `inbound_status` takes it.
+    pub id: u64,
+}
+
 /// Something that happened, as told to the event hook. Slices are valid during the call only.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,8 @@
 use core::ffi::c_void;
 
 use baton_host::abi::{
-    BatonDesc, BatonEventFn, BatonIndexSpec, BatonMemory, BatonSlice, BatonStatus, BatonXfer, BatonXferSpec,
+    BatonDesc, BatonEventFn, BatonIndexSpec, BatonMemory, BatonPostOptions, BatonSlice, BatonStatus,
+    BatonXfer, BatonXferSpec,
 };
 
 use crate::guard::{BatonHost, entry};
@@ -205,6 +206,20 @@ pub unsafe extern "C" fn baton_post_xfer_req(
     entry(host, |table, engine| unsafe { (table.post_xfer_req)(engine, xfer, message, flags) })
 }
 
+/// `post_xfer_req` with options: also with an id by which the peer may ask whether the transfer has landed.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn baton_post_xfer_req_with(
+    host: *mut BatonHost,
+    xfer: *mut BatonXfer,
+    options: *const BatonPostOptions,
+) -> BatonStatus {
+    // SAFETY: the caller keeps the rules of the module, which are the entry's own.
+    entry(host, |table, engine| unsafe { (table.post_xfer_req_with)(engine, xfer, options) })
+}
+
 /// State of the last post: `BATON_OK`, `BATON_IN_PROGRESS`, `BATON_NOT_POSTED` or its error. Stable until the next post.
 ///
 /// # Safety
@@ -296,7 +311,8 @@ pub unsafe extern "C" fn baton_get_notifs(
     entry(host, |table, engine| unsafe { (table.get_notifs)(engine, buf, cap_bytes, needed_bytes, count) })
 }
 
-/// Whether transfer `id` of a peer has landed here (`BATON_OK`, then forgotten) or not yet (`BATON_IN_PROGRESS`).
+/// Whether the transfer that a peer posted with `id` has landed here (`BATON_OK`, then forgotten) or not yet
+/// (`BATON_IN_PROGRESS`, also for a peer that is not known yet). Ids that nobody reads hold their sender back like messages.
 ///
 /// # Safety
 /// See the module.

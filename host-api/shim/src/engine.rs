@@ -309,7 +309,8 @@ impl Engine {
         Ok(out)
     }
 
-    /// Whether the transfer `id` of a peer has landed here.
+    /// Whether the transfer that a peer posted with `id` ([`Transfer::post_with_id`]) has landed here: [`Status::Done`] once for
+    /// each, then it is forgotten. Ids that nobody asks for hold their sender back like messages that nobody takes.
     pub fn inbound_status(&self, peer: &str, id: u64) -> Result<Status, Error> {
         let peer = BatonSlice::of(peer.as_bytes());
         // SAFETY: as above.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use baton_abi::{BATON_ERR_BUSY, BATON_POST_NOTIFY, BatonSlice, BatonStatus, BatonXfer};
+use baton_abi::{
+    BATON_ERR_BUSY, BATON_POST_ID, BATON_POST_NOTIFY, BatonPostOptions, BatonSlice, BatonStatus, BatonXfer,
+};
 
 use crate::engine::Engine;
 use crate::error::{Error, ErrorCode, Status};
@@ -37,6 +39,21 @@ impl Transfer {
         let inner = &self.inner;
         // SAFETY: engine and request live; the slice is borrowed for the call.
         let code = unsafe { (inner.table().post_xfer_req)(inner.raw(), self.raw, slice, flags) };
+        inner.check(code).map(Status::from_raw)
+    }
+
+    /// [`Transfer::post`] with an id: the peer's [`Engine::inbound_status`] says when the transfer has landed there,
+    /// with or without a message.
+    pub fn post_with_id(&self, message: Option<&[u8]>, id: u64) -> Result<Status, Error> {
+        let options = BatonPostOptions {
+            size_bytes: size_of::<BatonPostOptions>() as u32,
+            flags: BATON_POST_ID | message.map_or(0, |_| BATON_POST_NOTIFY),
+            message: message.map_or(BatonSlice::EMPTY, BatonSlice::of),
+            id,
+        };
+        let inner = &self.inner;
+        // SAFETY: engine and request live; options and message are borrowed for the call.
+        let code = unsafe { (inner.table().post_xfer_req_with)(inner.raw(), self.raw, &options) };
         inner.check(code).map(Status::from_raw)
     }
 

@@ -41,6 +41,11 @@ pub(crate) struct Xfer {
     pub op: Op,
     pub pieces: Vec<Piece>,
     pub notified: bool,
+    /// It brings its id.
+    pub with_id: bool,
+    /// And no message.
+    pub silent: bool,
+    pub landed: bool,
     /// Posted with a wrong key on purpose.
     pub poisoned: bool,
     pub epoch: u32,
@@ -108,6 +113,27 @@ impl Checker {
         if bytes != message(id, bytes.len()) {
             return Err(format!("{way:?}: message {id} arrived changed"));
         }
+        if let Some(xfer) = self.xfers.get(&(way, id))
+            && (xfer.silent || xfer.with_id != xfer.landed)
+        {
+            return Err(format!(
+                "{way:?}: transfer {id} brings a message without its id, or should bring none"
+            ));
+        }
+        self.arrived(way, id, cells)
+    }
+
+    /// The target may ask for a transfer by its id.
+    pub fn landed(&mut self, way: Way, id: u64, cells: &mut [Cells]) -> Check {
+        let expected = self.xfers.get_mut(&(way, id)).filter(|xfer| xfer.with_id && !xfer.landed);
+        let Some(xfer) = expected else {
+            return Err(format!("{way:?}: id {id} landed twice, or was never given"));
+        };
+        xfer.landed = true;
+        if xfer.silent { self.arrived(way, id, cells) } else { Ok(()) }
+    }
+
+    fn arrived(&mut self, way: Way, id: u64, cells: &mut [Cells]) -> Check {
         self.delivered += 1;
         if let Some(queue) = self.standalone.get_mut(&way)
             && let Some(at) = queue.iter().position(|one| one.id == id)

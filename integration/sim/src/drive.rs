@@ -4,6 +4,7 @@ use crate::Check;
 use crate::checker::Way;
 use crate::link::Open;
 use crate::swarm::Swarm;
+use baton_core::notify::ID_BYTES;
 use baton_core::peer::{EndReason, Event};
 use baton_fabric::{Completion, Fabric};
 use std::sync::Arc;
@@ -105,6 +106,11 @@ impl Swarm {
                 Event::Delivered { message } => {
                     self.checker.delivered((link, 1 - side), &message, &mut self.cells)?;
                     self.links[link].sides[side].inbox.push_back(message.len());
+                    self.links[link].check_inbox(side)?;
+                }
+                Event::Landed { id } => {
+                    self.checker.landed((link, 1 - side), id, &mut self.cells)?;
+                    self.links[link].sides[side].inbox.push_back(ID_BYTES);
                     self.links[link].check_inbox(side)?;
                 }
                 Event::NotifyExpired { seq } => {

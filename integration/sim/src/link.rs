@@ -186,7 +186,8 @@ impl Link {
             NotifyMode::Immediate => u64::from(ring_bytes) / 64,
             NotifyMode::Send => u64::from(rq_depth),
         };
-        let granted = u64::from(lanes) * u64::from(rq_depth) + standalone;
+        // Each may bring an id and a message.
+        let granted = 2 * (u64::from(lanes) * u64::from(rq_depth) + standalone);
         let most = limits.unpopped_messages + granted * u64::from(self.epoch) + 1;
         let held = self.sides[side].inbox.len() as u64;
         if held > most {

@@ -60,6 +60,7 @@ pub struct Reached {
     pub duplicates_dropped: u64,
     pub transfers_canceled: u64,
     pub transfers_failed: u64,
+    pub ids_received: u64,
 }
 
 impl Reached {
@@ -74,10 +75,11 @@ impl Reached {
         self.duplicates_dropped += counters.duplicates_dropped;
         self.transfers_canceled += counters.transfers_canceled;
         self.transfers_failed += counters.transfers_failed;
+        self.ids_received += counters.ids_received;
     }
 
     /// By name.
-    pub fn named(&self) -> [(&'static str, u64); 10] {
+    pub fn named(&self) -> [(&'static str, u64); 11] {
         [
             ("whole posts", self.whole_posts),
             ("sliced posts", self.sliced_posts),
@@ -89,6 +91,7 @@ impl Reached {
             ("duplicates dropped", self.duplicates_dropped),
             ("transfers canceled", self.transfers_canceled),
             ("transfers failed", self.transfers_failed),
+            ("ids that landed", self.ids_received),
         ]
     }
 
@@ -105,6 +108,7 @@ impl Reached {
             duplicates_dropped: self.duplicates_dropped + other.duplicates_dropped,
             transfers_canceled: self.transfers_canceled + other.transfers_canceled,
             transfers_failed: self.transfers_failed + other.transfers_failed,
+            ids_received: self.ids_received + other.ids_received,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::link::{Link, Open, Shape, Side};
 use crate::report::{Failure, Options, Reached, Report};
 use crate::workload::Recipe;
 use baton_core::Nanos;
-
+use baton_core::notify::{ID_BYTES, Tell};
 use baton_core::peer::{CancelOutcome, EndReason, SubmitError};
 use baton_fabric::EndpointId;
 use baton_fabric_sim::{Rng, SimConfig, SimFabric, SimWorld};
@@ -240,12 +240,16 @@ impl Swarm {
             epoch,
             poisoned,
         };
-        let Some(work) = recipe.work(notified)? else { return Ok(()) };
+        let Some(mut work) = recipe.work(notified)? else { return Ok(()) };
         let id = self.checker.new_id();
         let len = self.message_len(limit);
-        let text = notified.then(|| message(id, len));
+        work.xfer.with_id = notified && self.rng.chance(1, 3);
+        work.xfer.silent = work.xfer.with_id && self.rng.chance(1, 2);
+        let len = if work.xfer.with_id { len.saturating_sub(ID_BYTES).max(ID_BYTES) } else { len };
+        let text = (notified && !work.xfer.silent).then(|| message(id, len));
+        let tell = Tell { message: text.as_deref(), id: work.xfer.with_id.then_some(id) };
         let Some(open) = self.working(way) else { return Ok(()) };
-        match open.session.submit(now, id, Arc::new(work.prepared), text.as_deref()) {
+        match open.session.submit_telling(now, id, Arc::new(work.prepared), tell) {
             Ok(()) => {
                 self.links[link].faulted |= work.xfer.poisoned;
                 self.checker.submitted(way, id, work.xfer);

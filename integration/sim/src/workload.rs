@@ -44,6 +44,9 @@ impl Recipe<'_> {
         let xfer = Xfer {
             op,
             notified,
+            with_id: false,
+            silent: false,
+            landed: false,
             poisoned,
             epoch: self.epoch,
             fate: Fate::Pending,

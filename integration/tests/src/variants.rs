@@ -36,32 +36,35 @@ impl Variant {
             Variant::Newer => &[
                 (
                     "host-api/abi/src/table.rs",
-                    "    /// Text of the last error",
-                    "    /// Text of the last error of the moved entry.\n    pub last_error:\n        unsafe extern \"C\" \
-                     fn(buf: *mut u8, cap_bytes: u64, needed_bytes: *mut u64) -> BatonStatus,\n    /// A new entry.\n    \
-                     pub brand_new: unsafe extern \"C\" fn(engine: *mut BatonEngine) -> BatonStatus,\n}\n\n#[cfg(any())]\nstruct Rest {\n    /// Text of the last error",
+                    "    /// `post_xfer_req` with options",
+                    "    /// The last entry, moved.\n    pub post_xfer_req_with:\n        unsafe extern \"C\" fn(engine: *mut \
+                     BatonEngine, xfer: *mut BatonXfer, options: *const BatonPostOptions) -> BatonStatus,\n    /// A new entry.\n    \
+                     pub brand_new: unsafe extern \"C\" fn(engine: *mut BatonEngine) -> BatonStatus,\n}\n\n#[cfg(any())]\nstruct Rest {\n    /// `post_xfer_req` with options",
                 ),
-                ("host-api/abi/src/layout.rs", "BatonEngineV1, 336,", "BatonEngineV1, 344,"),
-                ("host-api/abi/src/layout.rs", "last_error @ 328,", "last_error @ 328, brand_new @ 336,"),
-                ("host-api/abi/src/lib.rs", "BATON_ABI_MINOR: u32 = 0", "BATON_ABI_MINOR: u32 = 1"),
-                ("host-api/abi/Cargo.toml", "version = \"1.0.0\"", "version = \"1.1.0\""),
+                ("host-api/abi/src/layout.rs", "BatonEngineV1, 344,", "BatonEngineV1, 352,"),
+                (
+                    "host-api/abi/src/layout.rs",
+                    "post_xfer_req_with @ 336,",
+                    "post_xfer_req_with @ 336, brand_new @ 344,",
+                ),
+                ("host-api/abi/src/lib.rs", "BATON_ABI_MINOR: u32 = 1", "BATON_ABI_MINOR: u32 = 2"),
+                ("host-api/abi/Cargo.toml", "version = \"1.1.0\"", "version = \"1.2.0\""),
             ],
             Variant::Older => &[
                 (
                     "host-api/abi/src/table.rs",
-                    "    /// Text of the last error",
-                    "}\n\n#[cfg(any())]\nstruct Rest {\n    /// Text of the last error",
+                    "    /// `post_xfer_req` with options",
+                    "}\n\n#[cfg(any())]\nstruct Rest {\n    /// `post_xfer_req` with options",
                 ),
-                ("host-api/abi/src/layout.rs", "BatonEngineV1, 336,", "BatonEngineV1, 328,"),
-                ("host-api/abi/src/layout.rs", "last_error @ 328,", ""),
-                ("integration/tests/example-engine/src/lib.rs", "last_error: last_error,", ""),
+                ("host-api/abi/src/layout.rs", "BatonEngineV1, 344,", "BatonEngineV1, 336,"),
+                ("host-api/abi/src/layout.rs", "post_xfer_req_with @ 336,", ""),
             ],
             Variant::Changed => {
                 &[("host-api/abi/src/types.rs", "    pub device: u64,", "    pub device: i64,")]
             }
             Variant::Major => &[
                 ("host-api/abi/src/lib.rs", "BATON_ABI_MAJOR: u32 = 1", "BATON_ABI_MAJOR: u32 = 2"),
-                ("host-api/abi/Cargo.toml", "version = \"1.0.0\"", "version = \"2.0.0\""),
+                ("host-api/abi/Cargo.toml", "version = \"1.1.0\"", "version = \"2.0.0\""),
             ],
         }
     }

@@ -64,7 +64,7 @@ fn an_engine_with_one_entry_more_loads_and_so_does_one_with_one_entry_less() {
 fn an_engine_whose_structure_has_another_type_in_a_field_is_refused_in_one_line_that_names_it() {
     let plugin = build_variant(Variant::Changed);
     let error = refusal(&plugin, "c");
-    assert!(error.contains("interface 1.0 does not fit 1.0 of this host"), "{error}");
+    assert!(error.contains("interface 1.1 does not fit 1.1 of this host"), "{error}");
     assert!(error.contains("first difference: BatonMemory.device"), "{error}");
     assert!(error.contains("i64") && error.contains("u64"), "{error}");
     if doors().contains(&"rust") {
@@ -81,12 +81,12 @@ fn an_engine_of_another_major_version_is_refused_with_both_versions() {
     let plugin = build_variant(Variant::Major);
     let error = refusal(&plugin, "c");
     assert!(
-        error.contains("interface 2.0 does not fit 1.0 of this host: major version 2 against 1"),
+        error.contains("interface 2.1 does not fit 1.1 of this host: major version 2 against 1"),
         "{error}"
     );
     if doors().contains(&"rust") {
         let error = refusal(&plugin, "rust");
-        assert!(error.contains("2.0.0") && error.contains("1.0.0"), "{error}");
+        assert!(error.contains("2.0.0") && error.contains("1.1.0"), "{error}");
     }
 }
 

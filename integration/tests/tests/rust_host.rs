@@ -296,6 +296,26 @@ fn transfers_dropped_in_flight_end_without_blocking_and_the_engine_works_on() {
 }
 
 #[test]
+fn a_transfer_posted_with_an_id_has_landed_when_the_target_asks_and_is_then_forgotten() {
+    let pair = pair(("land-a", "land-b"), 4096);
+    let there = pair.to_b.desc(pair.region_b.addr(), 4096);
+    let transfer =
+        pair.a.create_xfer(Op::Write, "land-b", &[pair.region_a.desc(0, 4096)], &[there]).expect("create");
+    let has_landed = |id| pair.b.inbound_status("land-a", id).expect("asked") == Status::Done;
+    assert!(!has_landed(1));
+    for (id, message) in [(1, None), (u64::MAX, Some(&b"and a message"[..]))] {
+        transfer.post_with_id(message, id).expect("post");
+        wait("the transfer to land", || has_landed(id));
+        assert!(!has_landed(id), "said once");
+        wait("the transfer", || transfer.status().expect("status") == Status::Done);
+    }
+    assert!(pair.memory_b.iter().all(|b| *b == 7));
+    let messages: Vec<_> = pair.b.notifications().expect("notifications");
+    assert_eq!(messages.iter().map(|n| &n.message[..]).collect::<Vec<_>>(), [b"and a message"]);
+    assert_eq!(pair.b.inbound_status("", 1).expect_err("no name").code, ErrorCode::InvalidParam);
+}
+
+#[test]
 fn errors_of_an_operation_have_code_and_text() {
     let pair = pair(("err-a", "err-b"), 4096);
     let unknown = pair.a.notify("nobody", b"x").expect_err("refused");

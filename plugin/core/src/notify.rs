@@ -1,5 +1,6 @@
 //! Notifications: records in rings, tails collected into one delivery, exactly once.
 
+mod body;
 mod carry;
 mod inbound;
 mod record;
@@ -8,6 +9,7 @@ mod send;
 mod stage;
 mod window;
 
+pub use body::{Body, BodyFlags, ID_BYTES, Tell};
 pub use carry::{Carry, Standalone, UNCONNECTED_BYTES, UNCONNECTED_MESSAGES};
 pub use inbound::{Arrival, Inbound};
 pub use record::{RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope};

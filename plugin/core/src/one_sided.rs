@@ -18,7 +18,7 @@ use std::sync::Arc;
 use baton_fabric::Op;
 
 use crate::ids::{LaneId, Nanos, XferSeq};
-use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope};
+use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Tell};
 use crate::peer::{
     CancelOutcome, Cargo, Event, PostStep, RingId, Session, SessionMemory, SubmitError, XferFailure,
 };
@@ -59,16 +59,17 @@ impl Session {
         now: Nanos,
         token: u64,
         work: Arc<Prepared>,
-        message: Option<&[u8]>,
+        tell: Tell<'_>,
     ) -> Result<(), SubmitError> {
-        let whole = message.is_some() && self.fits_one_slice(&work);
+        let notified = !tell.is_nothing();
+        let whole = notified && self.fits_one_slice(&work);
         let xfer = self.transfers.take(token, now, if whole { State::Fresh } else { State::Data })?;
         let transfer = &mut self.transfers[xfer];
-        transfer.notified = message.is_some();
-        transfer.message.extend_from_slice(message.unwrap_or_default());
+        transfer.notified = notified;
+        transfer.flags = tell.flags();
+        tell.encode(&mut transfer.body);
         // Only an immediate needs a WRITE to ride on.
-        let holds_back =
-            transfer.notified && work.op() == Op::Write && self.setup.notify == NotifyMode::Immediate;
+        let holds_back = notified && work.op() == Op::Write && self.setup.notify == NotifyMode::Immediate;
         for (nth, range) in work.lanes().iter().enumerate() {
             let stop = range.end - u32::from(holds_back && nth > 0);
             transfer.parts.push(Part { lane: range.lane, next: range.start, stop, end: range.end });
@@ -264,8 +265,7 @@ impl Session {
             if port.recv_out.available() < 1 {
                 return Some(Blocked::Recv(part.lane));
             }
-            let record_bytes =
-                if nth == 0 { (RECORD_HEADER_BYTES + transfer.message.len()) as u32 } else { 0 };
+            let record_bytes = if nth == 0 { (RECORD_HEADER_BYTES + transfer.body.len()) as u32 } else { 0 };
             if !port.can_stage(record_bytes) {
                 return Some(Blocked::Staging(part.lane));
             }
@@ -315,8 +315,8 @@ impl Session {
             let imm = Imm::of(ImmKind::Record, lanes, seq);
             self.begin_payload(imm);
             let scope = RecordScope::Transfer { seq, lanes };
-            let message = &self.transfers[xfer].message;
-            RecordHeader::encode(self.setup.epoch, scope, message, &mut self.scratch);
+            let transfer = &self.transfers[xfer];
+            RecordHeader::encode(self.setup.epoch, scope, transfer.flags, &transfer.body, &mut self.scratch);
             (None, Some(self.carry_record(ring, imm, fenced, mem)))
         } else if op == Op::Write && !self.sends() {
             self.port_mut(ring).recv_out.try_reserve(1).expect("a RECV was checked").commit();

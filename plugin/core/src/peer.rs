@@ -23,7 +23,7 @@ use baton_fabric::{Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp
 
 use crate::credit::CreditPage;
 use crate::ids::{LaneId, Nanos};
-use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES, SEND_HEADER_BYTES};
+use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES, SEND_HEADER_BYTES, Tell};
 use crate::one_sided::{TailRun, Transfers};
 use crate::prepared::Prepared;
 use control::{CreditOut, Outbox};
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Takes a transfer over; its message is copied. Nothing is posted yet: call [`Session::next_action`].
+    /// [`Session::submit_telling`] with a message, or with nothing to tell.
     pub fn submit(
         &mut self,
         now: Nanos,
@@ -171,18 +171,29 @@ impl Session {
         work: Arc<Prepared>,
         message: Option<&[u8]>,
     ) -> Result<(), SubmitError> {
+        self.submit_telling(now, token, work, Tell::message(message))
+    }
+
+    /// Takes a transfer over; its message is copied. Nothing is posted yet: call [`Session::next_action`].
+    pub fn submit_telling(
+        &mut self,
+        now: Nanos,
+        token: u64,
+        work: Arc<Prepared>,
+        tell: Tell<'_>,
+    ) -> Result<(), SubmitError> {
         if self.ended.is_some() {
             return Err(SubmitError::Ended);
         }
-        self.check_message(message.unwrap_or_default())?;
+        self.check_message(tell.body_len())?;
         let lanes = self.lanes.len() as u8;
         if let Some(lane) = work.lanes().iter().map(|range| range.lane.0).find(|&lane| lane >= lanes) {
             return Err(SubmitError::LaneMap { lane, lanes });
         }
         if !work.lanes().is_empty() {
-            self.submit_data(now, token, work, message)?;
-        } else if let Some(message) = message {
-            self.submit_message_only(now, token, message)?;
+            self.submit_data(now, token, work, tell)?;
+        } else if !tell.is_nothing() {
+            self.submit_message_only(now, token, tell)?;
         } else {
             self.counters.transfers_done += 1;
             self.events.push_back(Event::XferDone { token, result: Ok(()) });
@@ -453,10 +464,10 @@ impl Session {
         self.page
     }
 
-    pub(crate) fn check_message(&self, message: &[u8]) -> Result<(), SubmitError> {
+    pub(crate) fn check_message(&self, len: usize) -> Result<(), SubmitError> {
         let limit = self.message_limit;
-        if message.len() > limit {
-            return Err(SubmitError::MessageTooLong { len: message.len(), limit });
+        if len > limit {
+            return Err(SubmitError::MessageTooLong { len, limit });
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 mod toy;
 
-use baton_core::notify::{NotifyMode, RecordHeader, RecordScope, SEND_HEADER_BYTES, SendError, SendHeader};
+use baton_core::notify::{
+    BodyFlags, NotifyMode, RecordHeader, RecordScope, SEND_HEADER_BYTES, SendError, SendHeader,
+};
 use baton_core::peer::*;
 use baton_core::sequence::{Imm, ImmKind};
 use baton_core::{Epoch, LaneId, NotifySeq, XferSeq};
@@ -239,7 +241,7 @@ fn payload(imm: u32, epoch: u32, record: &[u8]) -> Vec<u8> {
 
 fn record(scope: RecordScope, message: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    RecordHeader::encode(Epoch(1), scope, message, &mut bytes);
+    RecordHeader::encode(Epoch(1), scope, BodyFlags::MESSAGE, message, &mut bytes);
     bytes
 }
 

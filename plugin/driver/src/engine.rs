@@ -6,6 +6,7 @@ use crate::err;
 use crate::error::Result;
 use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
+use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
 use crate::peer::{Conn, Peer};
 use crate::progress::{POLL_BATCH, Routes};
@@ -77,6 +78,7 @@ impl Driver {
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),
             inbox: Inbox::default(),
+            landed: Landed::default(),
             hook: Hook::new(),
             self_copies: SelfCopies::new(),
             revokes: Revokes::default(),

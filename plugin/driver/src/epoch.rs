@@ -142,9 +142,11 @@ impl Shared {
             .collect();
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);
         self.counters.partial_inbound.fetch_add(closed.partial_seqs.len() as u64, Ordering::Relaxed);
+        peer.connected.store(false, Ordering::Release);
         self.connect_if_wanted(peer, &mut state);
         peer.changed.notify_all();
         drop(state);
+        self.forget_ids_after_end(peer);
         for (xfer, why) in failed {
             xfer.finish(Err(self.xfer_error(peer, &why)));
         }

@@ -15,6 +15,7 @@ mod epoch;
 mod error;
 mod halt;
 mod inbox;
+mod landed;
 mod lifeline;
 mod listen;
 mod memory;
@@ -33,7 +34,7 @@ mod threads;
 mod transfer;
 mod work;
 
-pub use baton_core::notify::NotifyMode;
+pub use baton_core::notify::{NotifyMode, Tell};
 pub use config::{Candidate, Config};
 pub use engine::Driver;
 pub use error::{Code, Error, Result};

@@ -62,8 +62,12 @@ impl Shared {
             if agreed.notify == NotifyMode::Send { ", notifications by SEND" } else { "" },
             if verified { "" } else { ", inbound only until its connection information is loaded" }
         );
+        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        peer.opened_at.store(generation, Ordering::Relaxed);
+        peer.connected.store(true, Ordering::Release);
+        self.forget_ids_before(&peer.name(), generation);
         state.conn = Conn::Open(Box::new(Channel {
-            generation: self.next_generation.fetch_add(1, Ordering::Relaxed),
+            generation,
             fabric: Arc::clone(&set.fabric),
             fabric_index: set.fabric_index,
             session,

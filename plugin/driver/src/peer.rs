@@ -11,7 +11,7 @@ use crate::memory::{EpochMemory, RING_BYTES};
 use crate::shared::Shared;
 use crate::transfer::Xfer;
 use baton_core::handshake;
-use baton_core::notify::Carry;
+use baton_core::notify::{Carry, ID_BYTES, Tell};
 use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
 use baton_core::prepared::{LaneRails, LaneSplit, PrepareError, Prepared};
 use baton_core::wire::{ConnInfo, LifelineFrame};
@@ -37,6 +37,10 @@ pub struct Peer {
     pub(crate) waits_for_credit: AtomicBool,
     /// Last time a completion of this peer was seen, for the lifeline's silence rule.
     pub(crate) last_completion_ns: AtomicU64,
+    /// There is a session, perhaps a dying one.
+    pub(crate) connected: AtomicBool,
+    /// Generation of the channel opened last, 0 for none: tells which of two instances connected later.
+    pub(crate) opened_at: AtomicU64,
 }
 
 /// What is protected by a peer's lock.
@@ -157,6 +161,8 @@ impl Peer {
             credit_dirty: AtomicBool::new(false),
             waits_for_credit: AtomicBool::new(false),
             last_completion_ns: AtomicU64::new(0),
+            connected: AtomicBool::new(false),
+            opened_at: AtomicU64::new(0),
         }
     }
 
@@ -239,12 +245,12 @@ impl PeerState {
     }
 
     /// Hands a begun transfer to the open session. An error leaves nothing behind but is not yet published to the transfer.
-    pub fn submit(&mut self, now: Nanos, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+    pub fn submit(&mut self, now: Nanos, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
         let token = self.take_token(xfer);
         let outcome = match self.outgoing() {
             None => Err(err!(RemoteDisconnect, "the session ended before the transfer could be posted")),
             Some(channel) => channel.prepare(xfer).and_then(|work| {
-                channel.session.submit(now, token as u64, work, message).map_err(submit_error)
+                channel.session.submit_telling(now, token as u64, work, tell).map_err(submit_error)
             }),
         };
         if outcome.is_err() {
@@ -262,6 +268,14 @@ impl PeerState {
         }
         let limit = message_limit(RING_BYTES);
         self.carry.queue(message, deadline, limit).map(drop).map_err(submit_error)
+    }
+
+    /// The host took that many messages or ids, of that many bytes together.
+    pub fn popped(&mut self, count: u64, bytes: u64) {
+        match self.conn.channel() {
+            Some(channel) => channel.session.on_popped(count, bytes),
+            None => self.carry.on_popped(count, bytes),
+        }
     }
 
     /// Acknowledges the REVOKEs whose transfers have ended.
@@ -283,8 +297,8 @@ impl PeerState {
     pub fn release_waiting(&mut self, now: Nanos) {
         while self.outgoing().is_some() {
             let Some(xfer) = self.waiting.pop_front() else { return };
-            let message = xfer.message.lock().take();
-            if let Err(e) = self.submit(now, &xfer, message.as_deref()) {
+            let told = xfer.told.lock().take().unwrap_or_default();
+            if let Err(e) = self.submit(now, &xfer, told.tell()) {
                 xfer.finish(Err(e));
             }
         }
@@ -293,7 +307,7 @@ impl PeerState {
     /// Fails the transfers that wait for a connection; notifications stay until their deadline.
     pub fn fail_waiting(&mut self, error: &Error) {
         for xfer in self.waiting.drain(..) {
-            xfer.message.lock().take();
+            xfer.told.lock().take();
             xfer.finish(Err(error.clone()));
         }
     }
@@ -405,6 +419,11 @@ impl Shared {
             }
             Event::Delivered { message } => {
                 self.deliver(Notification { name: peer.name(), message, peer: Some(Arc::clone(peer)) });
+            }
+            Event::Landed { id } => {
+                if !self.land(Some(peer), id) {
+                    state.popped(1, ID_BYTES as u64);
+                }
             }
             Event::EndEpoch { reason } => {
                 failed.get_or_insert(reason);

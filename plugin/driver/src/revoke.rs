@@ -46,7 +46,7 @@ impl Shared {
         let waiting = std::mem::take(&mut state.waiting);
         for xfer in waiting {
             if xfer.uses(regions) {
-                xfer.message.lock().take();
+                xfer.told.lock().take();
                 xfer.finish(Err(err!(
                     NotFound,
                     "a remote region of the transfer was withdrawn by its owner"

@@ -70,7 +70,7 @@ impl SelfCopies {
                     piece.len_bytes, piece.local_addr, piece.remote_addr
                 );
                 if let Some(job) = jobs.pop_front() {
-                    job.xfer.message.lock().take();
+                    job.xfer.told.lock().take();
                     job.xfer.finish(Err(err!(
                         Local,
                         "{text}; the memory is registered but not mapped as the transfer needs it"
@@ -88,7 +88,11 @@ impl SelfCopies {
         if job.next_piece == job.xfer.plan.pieces().len()
             && let Some(job) = jobs.pop_front()
         {
-            if let Some(message) = job.xfer.message.lock().take() {
+            let told = job.xfer.told.lock().take().unwrap_or_default();
+            if let Some(id) = told.id {
+                shared.land(None, id);
+            }
+            if let Some(message) = told.message {
                 shared.deliver(Notification { name: shared.own_name(), message, peer: None });
             }
             job.xfer.finish(Ok(()));

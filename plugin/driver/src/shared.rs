@@ -6,6 +6,7 @@ use crate::err;
 use crate::error::{Error, Result};
 use crate::halt::Halt;
 use crate::inbox::{Hook, Inbox, Notification};
+use crate::landed::Landed;
 use crate::lifeline::LifelineHandle;
 use crate::listen::HalfOpen;
 use crate::peer::{Conn, Peer};
@@ -56,6 +57,8 @@ pub(crate) struct Counters {
     pub lifelines_broken: AtomicU64,
     pub stale_fences: AtomicU64,
     pub registrations_partial: AtomicU64,
+    pub ids_dropped: AtomicU64,
+    pub ids_forgotten: AtomicU64,
 }
 
 /// Shared by the host's calls and the engine's threads.
@@ -74,6 +77,7 @@ pub(crate) struct Shared {
     pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
     pub epochs: Mutex<EpochBook>,
     pub inbox: Inbox,
+    pub landed: Landed,
     pub hook: Hook,
     pub self_copies: SelfCopies,
     pub revokes: Revokes,
@@ -172,6 +176,7 @@ impl Shared {
     pub fn unbind(self: &Arc<Self>, instance: &Instance, reason: EndReason) {
         let Some(peer) = self.peers.read().get(instance).cloned() else { return };
         peer.bound.store(false, Ordering::Release);
+        self.forget_ids_of(instance);
         let mut state = peer.state.lock();
         state.info = None;
         state.retry_at = None;
@@ -224,10 +229,7 @@ impl Shared {
             if let Some(peer) = &first.peer {
                 let bytes = rest[..run].iter().map(|n| n.message.len() as u64).sum();
                 let mut state = peer.state.lock();
-                match state.conn.channel() {
-                    Some(channel) => channel.session.on_popped(run as u64, bytes),
-                    None => state.carry.on_popped(run as u64, bytes),
-                }
+                state.popped(run as u64, bytes);
                 self.pump(peer, &mut state);
             }
             rest = &rest[run..];

@@ -35,6 +35,7 @@ impl Shared {
             "threads": self.threads.names(),
             "regions": { "local": registry.local_regions, "remote": registry.remote_regions, "refused": registry.refused },
             "notifications_waiting": self.inbox.len(),
+            "ids_unread": self.landed.total(),
             "counters": self.counter_values(),
             "peers": peers.iter().map(|peer| peer_stats(peer)).collect::<Vec<_>>(),
             "fabrics": fabrics,
@@ -62,6 +63,8 @@ impl Shared {
             "lifelines_broken": read(&c.lifelines_broken),
             "stale_fences": read(&c.stale_fences),
             "registrations_partial": read(&c.registrations_partial),
+            "ids_dropped": read(&c.ids_dropped),
+            "ids_forgotten": read(&c.ids_forgotten),
         })
     }
 }

@@ -5,6 +5,7 @@ use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
 use crate::region::Mr;
 use baton_core::RegionId;
+use baton_core::notify::Tell;
 use baton_core::plan::Plan;
 use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
@@ -51,10 +52,27 @@ pub struct Xfer {
     pub(crate) remotes: Vec<RemoteSide>,
     /// Templates for the link whose generation they carry.
     pub(crate) prepared: Mutex<Option<Arc<Prepared>>>,
-    /// Message of a post that waits for a connection, or of a self transfer.
-    pub(crate) message: Mutex<Option<Vec<u8>>>,
+    /// What a post tells that waits for a connection, or a self transfer.
+    pub(crate) told: Mutex<Option<Told>>,
     state: AtomicU8,
     error: Mutex<Option<Error>>,
+}
+
+/// A [`Tell`] that is kept.
+#[derive(Default)]
+pub(crate) struct Told {
+    pub message: Option<Vec<u8>>,
+    pub id: Option<u64>,
+}
+
+impl Told {
+    pub fn keep(tell: Tell<'_>) -> Told {
+        Told { message: tell.message.map(<[u8]>::to_vec), id: tell.id }
+    }
+
+    pub fn tell(&self) -> Tell<'_> {
+        Tell { message: self.message.as_deref(), id: self.id }
+    }
 }
 
 /// Owner's side of a transfer.
@@ -80,7 +98,7 @@ impl Xfer {
             locals,
             remotes,
             prepared: Mutex::new(None),
-            message: Mutex::new(None),
+            told: Mutex::new(None),
             state: AtomicU8::new(NOT_POSTED),
             error: Mutex::new(None),
         }

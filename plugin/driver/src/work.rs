@@ -6,7 +6,8 @@ use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
 use crate::region::{Mr, OnFabric};
 use crate::shared::{Shared, random_u64};
-use crate::transfer::{RemoteSide, Status, Target, Xfer};
+use crate::transfer::{RemoteSide, Status, Target, Told, Xfer};
+use baton_core::notify::Tell;
 use baton_core::peer::CancelOutcome;
 use baton_core::plan::{Pair, Plan, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
@@ -172,18 +173,22 @@ impl Driver {
         Ok(Arc::new(Xfer::new(op, target, plan, build.locals.regions, build.remotes.regions)))
     }
 
-    /// Starts a transfer. Never blocks and never copies bulk data.
+    /// [`Driver::post_telling`] with a message, or with nothing to tell.
     pub fn post(&self, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+        self.post_telling(xfer, Tell::message(message))
+    }
+
+    /// Starts a transfer. Never blocks and never copies bulk data.
+    pub fn post_telling(&self, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.usable()?;
         xfer.begin()?;
         let posted = match &xfer.target {
-            Target::Own => {
-                *xfer.message.lock() = message.map(<[u8]>::to_vec);
+            Target::Own => tell.id.map_or(Ok(()), |_| shared.admit_own_id()).map(|()| {
+                *xfer.told.lock() = Some(Told::keep(tell));
                 shared.self_copies.submit(Arc::clone(xfer));
-                Ok(())
-            }
-            Target::Peer(peer) => shared.post_to(peer, xfer, message),
+            }),
+            Target::Peer(peer) => shared.post_to(peer, xfer, tell),
         };
         if let Err(e) = &posted {
             xfer.finish(Err(e.clone()));
@@ -265,7 +270,7 @@ impl Shared {
         Ok(())
     }
 
-    fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, message: Option<&[u8]>) -> Result<()> {
+    fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
         if !peer.bound.load(Ordering::Acquire) {
             return Err(err!(
                 NotFound,
@@ -277,22 +282,19 @@ impl Shared {
         let now = self.clock.now();
         let mut state = peer.state.lock();
         if state.outgoing().is_some() {
-            state.submit(now, xfer, message)?;
+            state.submit(now, xfer, tell)?;
             self.pump(peer, &mut state);
             drop(state);
             self.spinner.kick();
             return Ok(());
         }
         let limit = baton_core::peer::message_limit(crate::memory::RING_BYTES);
-        if let Some(message) = message
-            && message.len() > limit
-        {
-            return Err(crate::peer::submit_error(baton_core::peer::SubmitError::MessageTooLong {
-                len: message.len(),
-                limit,
-            }));
+        let len = tell.body_len();
+        if len > limit {
+            let e = baton_core::peer::SubmitError::MessageTooLong { len, limit };
+            return Err(crate::peer::submit_error(e));
         }
-        *xfer.message.lock() = message.map(<[u8]>::to_vec);
+        *xfer.told.lock() = Some(Told::keep(tell));
         if state.waiting.is_empty() {
             state.waiting_until = now.plus_ms(self.scaled(crate::connect::CONNECT_MS).as_millis() as u64);
         }
@@ -305,7 +307,7 @@ impl Shared {
         let mut state = peer.state.lock();
         if let Some(at) = state.waiting.iter().position(|other| Arc::ptr_eq(other, xfer)) {
             state.waiting.remove(at);
-            xfer.message.lock().take();
+            xfer.told.lock().take();
             return xfer.finish_cancelled();
         }
         let Some(token) = state.token_of(xfer) else { return };

@@ -218,7 +218,7 @@ pub unsafe extern "C" fn post_xfer_req(
 }
 
 /// The code of a state; a failed transfer's text goes where `last_error` finds it.
-fn status(status: Status) -> Result<BatonStatus, Error> {
+pub(crate) fn status(status: Status) -> Result<BatonStatus, Error> {
     match status {
         Status::Done => Ok(BATON_OK),
         Status::InProgress => Ok(BATON_IN_PROGRESS),
@@ -451,7 +451,6 @@ not_yet! {
     create_block_list(peer: BatonSlice, blocks: *const BatonDesc, count: u64, list: *mut u64),
     release_block_list(list: u64),
     create_xfer_from_indices(spec: *const BatonIndexSpec, xfer: *mut *mut BatonXfer),
-    inbound_status(peer: BatonSlice, id: u64),
     alloc_managed(memory: *mut BatonMemory, region: *mut u64),
     free_managed(region: u64),
 }

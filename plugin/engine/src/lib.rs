@@ -9,6 +9,7 @@ mod guard;
 mod logging;
 mod object;
 mod settings;
+mod telling;
 mod verbs;
 
 /// Version of this build; a build may carry another label than the package's.
@@ -44,7 +45,7 @@ const TABLE: baton_abi::BatonEngineV1 = baton_abi::engine_table! {
     poll_many: entries::poll_many,
     gen_notif: entries::gen_notif,
     get_notifs: entries::get_notifs,
-    inbound_status: entries::inbound_status,
+    inbound_status: telling::inbound_status,
     set_event_hook: entries::set_event_hook,
     notify_fd: entries::notify_fd,
     alloc_managed: entries::alloc_managed,
@@ -54,6 +55,7 @@ const TABLE: baton_abi::BatonEngineV1 = baton_abi::engine_table! {
     set_log_level: entries::set_log_level,
     probe: entries::probe,
     last_error: entries::last_error,
+    post_xfer_req_with: telling::post_xfer_req_with,
 };
 
 baton_abi::export_engine!(TABLE);

@@ -55,6 +55,8 @@ unsafe fn call_everything(node: &Node, transfer: &Transfer, region: u64) -> Vec<
         log_level: 0,
         reserved: 0,
     };
+    let post =
+        BatonPostOptions { size_bytes: size_of::<BatonPostOptions>() as u32, flags: 0, message: none, id: 0 };
     // SAFETY: all pointers are valid for the calls; the caller's promise for the rest.
     unsafe {
         vec![
@@ -80,6 +82,7 @@ unsafe fn call_everything(node: &Node, transfer: &Transfer, region: u64) -> Vec<
             ("gen_notif", (t.gen_notif)(e, name, name)),
             ("get_notifs", (t.get_notifs)(e, buf, cap, &mut n, &mut count)),
             ("inbound_status", (t.inbound_status)(e, name, 1)),
+            ("post_xfer_req_with", (t.post_xfer_req_with)(e, x, &post)),
             ("set_event_hook", (t.set_event_hook)(e, 0, None, null_mut())),
             ("notify_fd", (t.notify_fd)(e, &mut fd)),
             ("alloc_managed", (t.alloc_managed)(e, &mut managed, &mut n)),

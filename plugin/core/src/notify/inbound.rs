@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::Body;
 use crate::ids::{LaneId, XferSeq};
 use crate::peer::Violation;
 use crate::sequence::{MAX_INCOMPLETE, unwrap24};
@@ -11,8 +12,8 @@ use crate::sequence::{MAX_INCOMPLETE, unwrap24};
 pub enum Arrival {
     /// The lane's part is complete.
     Tail,
-    /// The lane's part is complete, and this is the message.
-    Record(Vec<u8>),
+    /// The lane's part is complete, and this is what is told.
+    Record(Body),
 }
 
 /// Of one transfer; `lanes` 0 = nothing heard yet.
@@ -21,7 +22,7 @@ struct Entry {
     bitmap: u64,
     lanes: u8,
     complete: bool,
-    message: Option<Vec<u8>>,
+    body: Option<Body>,
 }
 
 /// The transfers of a peer from the lowest incomplete one on.
@@ -60,14 +61,14 @@ impl Inbound {
         Ok(seq)
     }
 
-    /// Notes an arrival; the message when the transfer is complete with it.
+    /// Notes an arrival; the body when the transfer is complete with it.
     pub fn arrive(
         &mut self,
         seq: XferSeq,
         lanes: u8,
         lane: LaneId,
         arrival: Arrival,
-    ) -> Result<Option<Vec<u8>>, Violation> {
+    ) -> Result<Option<Body>, Violation> {
         let at = (seq.0 - self.lowest) as usize;
         assert!((at as u64) < self.limit, "unwrap() keeps numbers inside the table");
         if at >= self.table.len() {
@@ -81,24 +82,24 @@ impl Inbound {
         if entry.lanes != 0 && entry.lanes != lanes {
             return Err(Violation::LaneCount { seq: seq.0, expected: entry.lanes, got: lanes });
         }
-        if let Arrival::Record(message) = arrival {
-            if entry.message.is_some() {
+        if let Arrival::Record(body) = arrival {
+            if entry.body.is_some() {
                 return Err(Violation::RecordCount { seq: seq.0, records: 2 });
             }
-            entry.message = Some(message);
+            entry.body = Some(body);
         }
         entry.lanes = lanes;
         entry.bitmap |= bit;
         if entry.bitmap.count_ones() < u32::from(lanes) {
             return Ok(None);
         }
-        let message = entry.message.take().ok_or(Violation::RecordCount { seq: seq.0, records: 0 })?;
+        let body = entry.body.take().ok_or(Violation::RecordCount { seq: seq.0, records: 0 })?;
         entry.complete = true;
         while self.table.front().is_some_and(|first| first.complete) {
             self.table.pop_front();
             self.lowest += 1;
         }
-        Ok(Some(message))
+        Ok(Some(body))
     }
 
     /// Transfers of which something was heard, but not everything.

@@ -1,5 +1,6 @@
-//! A record: fixed little-endian header, then the bytes of the message.
+//! A record: fixed little-endian header, then the body: an id if the flags say so, and the bytes of the message.
 
+use super::BodyFlags;
 use crate::ids::{Epoch, NotifySeq, XferSeq};
 
 /// Length of the header.
@@ -33,7 +34,9 @@ pub struct RecordHeader {
     pub epoch: Epoch,
     /// What it belongs to.
     pub scope: RecordScope,
-    /// Length of the message.
+    /// What the body consists of.
+    pub flags: BodyFlags,
+    /// Length of the body.
     pub len: u32,
     crc32c: u32,
 }
@@ -81,9 +84,14 @@ pub enum RecordError {
         /// Computed.
         expected: u32,
     },
-    /// Reserved bytes that are not zero.
-    #[error("reserved bytes are not zero")]
-    Reserved,
+    /// Flags that do not exist or do not go together, or a body that cannot hold what they promise.
+    #[error("flags {flags:#06x} with a body of {len} bytes")]
+    Flags {
+        /// Told.
+        flags: u16,
+        /// Length of the body.
+        len: u32,
+    },
     /// Lanes 0 or above 64, a number where none belongs, none where one does, or not what the immediate said.
     #[error("it does not belong where it arrived: lanes {lanes}, transfer {seq}, notification {notify_seq}")]
     Scope {
@@ -97,16 +105,17 @@ pub enum RecordError {
 }
 
 impl RecordHeader {
-    /// Appends header and message to `out`.
-    pub fn encode(epoch: Epoch, scope: RecordScope, message: &[u8], out: &mut Vec<u8>) {
-        let len = u32::try_from(message.len()).expect("a record is shorter than 4 GiB");
+    /// Appends header and body to `out`.
+    pub fn encode(epoch: Epoch, scope: RecordScope, flags: BodyFlags, body: &[u8], out: &mut Vec<u8>) {
+        let len = u32::try_from(body.len()).expect("a record is shorter than 4 GiB");
         let (lanes, seq, notify_seq) = match scope {
             RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
             RecordScope::Standalone { seq } => (1, 0, seq.0),
         };
         let begin = out.len();
         out.extend_from_slice(&MAGIC.to_le_bytes());
-        out.extend_from_slice(&[VERSION, lanes, 0, 0]);
+        out.extend_from_slice(&[VERSION, lanes]);
+        out.extend_from_slice(&flags.bits().to_le_bytes());
         out.extend_from_slice(&epoch.0.to_le_bytes());
         out.extend_from_slice(&0u32.to_le_bytes());
         out.extend_from_slice(&seq.to_le_bytes());
@@ -116,12 +125,12 @@ impl RecordHeader {
             out.extend_from_slice(&field.to_le_bytes());
         }
         debug_assert_eq!(out.len() - begin, RECORD_HEADER_BYTES);
-        out.extend_from_slice(message);
+        out.extend_from_slice(body);
         let crc = crc32c::crc32c(&out[begin..]);
         out[begin + CRC_AT..begin + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Reads a header; `limit` is the longest message that fits a record. The checksum is [`RecordHeader::check`]'s.
+    /// Reads a header; `limit` is the longest body that fits a record. The checksum is [`RecordHeader::check`]'s.
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], epoch: Epoch, limit: u32) -> Result<Self, RecordError> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
@@ -130,9 +139,6 @@ impl RecordHeader {
         }
         if bytes[4] != VERSION {
             return Err(RecordError::Version(bytes[4]));
-        }
-        if bytes[6..8] != [0, 0] {
-            return Err(RecordError::Reserved);
         }
         if u32_at(8) != epoch.0 {
             return Err(RecordError::Epoch { got: u32_at(8), expected: epoch.0 });
@@ -144,20 +150,23 @@ impl RecordHeader {
         if (index, count, total_len) != (0, 1, len) {
             return Err(RecordError::Fragment { index, count, total_len });
         }
+        let bits = u16::from_le_bytes([bytes[6], bytes[7]]);
+        let flags = BodyFlags::of_bits(bits, total_len);
+        let flags = flags.ok_or(RecordError::Flags { flags: bits, len: total_len })?;
         let (lanes, seq, notify_seq) = (bytes[5], u64_at(16), u64_at(24));
         let scope = match (lanes, notify_seq) {
             (1..=64, 0) => RecordScope::Transfer { seq: XferSeq(seq), lanes },
             (1, 1..) if seq == 0 => RecordScope::Standalone { seq: NotifySeq(notify_seq) },
             _ => return Err(RecordError::Scope { lanes, seq, notify_seq }),
         };
-        Ok(RecordHeader { epoch, scope, len, crc32c: u32_at(CRC_AT) })
+        Ok(RecordHeader { epoch, scope, flags, len, crc32c: u32_at(CRC_AT) })
     }
 
     /// Compares the checksum with the bytes that were copied out.
-    pub fn check(&self, header: &[u8; RECORD_HEADER_BYTES], message: &[u8]) -> Result<(), RecordError> {
+    pub fn check(&self, header: &[u8; RECORD_HEADER_BYTES], body: &[u8]) -> Result<(), RecordError> {
         let mut zeroed = *header;
         zeroed[CRC_AT..CRC_AT + 4].fill(0);
-        let expected = crc32c::crc32c_append(crc32c::crc32c(&zeroed), message);
+        let expected = crc32c::crc32c_append(crc32c::crc32c(&zeroed), body);
         if expected == self.crc32c { Ok(()) } else { Err(RecordError::Crc { got: self.crc32c, expected }) }
     }
 }

@@ -10,6 +10,10 @@ fn header_of(record: &[u8]) -> [u8; RECORD_HEADER_BYTES] {
     record[..RECORD_HEADER_BYTES].try_into().unwrap()
 }
 
+fn body(message: &[u8]) -> Body {
+    Body { flags: BodyFlags::MESSAGE, bytes: message.to_vec() }
+}
+
 fn scopes() -> impl Strategy<Value = RecordScope> {
     prop_oneof![
         (any::<u64>(), 1u8..=64).prop_map(|(seq, lanes)| RecordScope::Transfer { seq: XferSeq(seq), lanes }),
@@ -21,7 +25,7 @@ proptest! {
     #[test]
     fn a_record_survives_the_wire(epoch in any::<u32>(), scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..300)) {
         let mut out = vec![1, 2, 3];
-        RecordHeader::encode(Epoch(epoch), scope, &message, &mut out);
+        RecordHeader::encode(Epoch(epoch), scope, BodyFlags::MESSAGE, &message, &mut out);
         prop_assert_eq!(&out[..3], [1, 2, 3].as_slice());
         let record = &out[3..];
         prop_assert_eq!(record.len(), RECORD_HEADER_BYTES + message.len());
@@ -69,7 +73,7 @@ proptest! {
         scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..60), at in any::<prop::sample::Index>(), bit in 0u8..8,
     ) {
         let mut record = Vec::new();
-        RecordHeader::encode(Epoch(5), scope, &message, &mut record);
+        RecordHeader::encode(Epoch(5), scope, BodyFlags::MESSAGE, &message, &mut record);
         let at = at.index(record.len());
         record[at] ^= 1 << bit;
         let outcome = RecordHeader::decode(&header_of(&record), Epoch(5), 60)
@@ -141,12 +145,12 @@ proptest! {
         for (nth, &(seq, count, lane)) in reports.iter().enumerate() {
             let low = (seq & 0xFF_FFFF) as u32;
             prop_assert_eq!(inbound.unwrap(low, LaneId(lane)), Ok(XferSeq(seq)));
-            let arrival = if lane == 0 { Arrival::Record(seq.to_le_bytes().to_vec()) } else { Arrival::Tail };
+            let arrival = if lane == 0 { Arrival::Record(body(&seq.to_le_bytes())) } else { Arrival::Tail };
             let out = inbound.arrive(XferSeq(seq), count, LaneId(lane), arrival).unwrap();
             let is_last = reports[nth + 1..].iter().all(|later| later.0 != seq);
             prop_assert_eq!(out.is_some(), is_last);
-            if let Some(message) = out {
-                prop_assert_eq!(&message, &seq.to_le_bytes());
+            if let Some(told) = out {
+                prop_assert_eq!(told, body(&seq.to_le_bytes()));
                 delivered.push(seq);
             }
         }
@@ -174,8 +178,8 @@ proptest! {
 #[test]
 fn a_complete_transfer_that_reports_again_is_a_repeat_also_while_the_table_waits_for_an_older_one() {
     let mut inbound = Inbound::new(XferSeq(0), 10);
-    let message = || Arrival::Record(vec![1]);
-    assert_eq!(inbound.arrive(XferSeq(1), 1, LaneId(0), message()), Ok(Some(vec![1])));
+    let message = || Arrival::Record(body(&[1]));
+    assert_eq!(inbound.arrive(XferSeq(1), 1, LaneId(0), message()), Ok(Some(body(&[1]))));
     assert_eq!(
         inbound.arrive(XferSeq(1), 1, LaneId(1), message()),
         Err(Violation::Repeated { seq: 1, lane: LaneId(1) })
@@ -194,7 +198,8 @@ fn a_complete_transfer_that_reports_again_is_a_repeat_also_while_the_table_waits
 #[test]
 fn records_out_of_place_are_refused_with_their_cause() {
     let mut record = Vec::new();
-    RecordHeader::encode(Epoch(3), RecordScope::Standalone { seq: NotifySeq(8) }, b"abc", &mut record);
+    let scope = RecordScope::Standalone { seq: NotifySeq(8) };
+    RecordHeader::encode(Epoch(3), scope, BodyFlags::MESSAGE, b"abc", &mut record);
     let decode = |change: &dyn Fn(&mut [u8]), limit| {
         let mut header = header_of(&record);
         change(&mut header);
@@ -202,7 +207,8 @@ fn records_out_of_place_are_refused_with_their_cause() {
     };
     assert!(matches!(decode(&|h| h[0] = 0, 100), RecordError::Magic(_)));
     assert_eq!(decode(&|h| h[4] = 2, 100), RecordError::Version(2));
-    assert_eq!(decode(&|h| h[7] = 1, 100), RecordError::Reserved);
+    assert_eq!(decode(&|h| h[7] = 1, 100), RecordError::Flags { flags: 256, len: 3 });
+    assert_eq!(decode(&|h| h[6] = 1, 100), RecordError::Flags { flags: 1, len: 3 });
     assert_eq!(decode(&|h| h[8] = 4, 100), RecordError::Epoch { got: 4, expected: 3 });
     assert_eq!(decode(&|_| (), 2), RecordError::Length { len: 3, limit: 2 });
     assert_eq!(decode(&|h| h[36] = 2, 100), RecordError::Fragment { index: 0, count: 2, total_len: 3 });

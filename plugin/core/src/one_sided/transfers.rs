@@ -4,6 +4,7 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use crate::ids::{LaneId, Nanos};
+use crate::notify::BodyFlags;
 use crate::peer::{EndReason, RingId, SubmitError, XferFailure};
 use crate::prepared::Prepared;
 use crate::sequence::MAX_INCOMPLETE;
@@ -52,7 +53,9 @@ impl Part {
 pub(crate) struct Transfer {
     pub(crate) token: u64,
     pub(super) work: Option<Arc<Prepared>>,
-    pub(super) message: Vec<u8>,
+    /// What its record brings.
+    pub(super) body: Vec<u8>,
+    pub(super) flags: BodyFlags,
     pub(super) notified: bool,
     pub(super) numbered: bool,
     pub(crate) state: State,
@@ -121,7 +124,8 @@ impl Transfers {
                 self.slab.push(Transfer {
                     token,
                     work: None,
-                    message: Vec::with_capacity(MESSAGE_CAPACITY),
+                    body: Vec::with_capacity(MESSAGE_CAPACITY),
+                    flags: BodyFlags::MESSAGE,
                     notified: false,
                     numbered: false,
                     state: State::Free,
@@ -156,7 +160,7 @@ impl Transfers {
         transfer.failure = None;
         transfer.notified = false;
         transfer.numbered = false;
-        transfer.message.clear();
+        transfer.body.clear();
         transfer.parts.clear();
         self.free.push(xfer);
     }

@@ -8,7 +8,9 @@ use super::port::Cargo;
 use super::{Event, ExtraStep, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure};
 use crate::credit::{CreditWord, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
-use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone};
+use crate::notify::{
+    BodyFlags, NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone, Tell,
+};
 use crate::sequence::{Imm, ImmKind};
 
 /// Send-queue entries of the control endpoint that only credit words use.
@@ -30,6 +32,8 @@ const SPARE_BUFFERS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Note {
     one: Standalone,
+    /// Of the body; only transfers tell more than a message.
+    flags: BodyFlags,
     /// The transfer without bytes that this is.
     pub(crate) xfer: Option<u32>,
     since: Nanos,
@@ -63,7 +67,7 @@ impl Outbox {
             earliest: Nanos(u64::MAX),
         };
         for one in carried {
-            outbox.push(Note { one, xfer: None, since: Nanos(0) });
+            outbox.push(Note { one, flags: BodyFlags::MESSAGE, xfer: None, since: Nanos(0) });
         }
         outbox
     }
@@ -105,10 +109,10 @@ impl Outbox {
         }
     }
 
-    fn buffer_with(&mut self, message: &[u8]) -> Vec<u8> {
+    fn buffer_with(&mut self, tell: Tell<'_>) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(512));
         buffer.clear();
-        buffer.extend_from_slice(message);
+        tell.encode(&mut buffer);
         buffer
     }
 }
@@ -151,8 +155,8 @@ impl Session {
         if self.ended.is_some() {
             return Err(SubmitError::Ended);
         }
-        self.check_message(message)?;
-        self.queue_note(now, message, deadline, None)
+        self.check_message(message.len())?;
+        self.queue_note(now, Tell::message(Some(message)), deadline, None)
     }
 
     /// A transfer without bytes is a standalone notification whose acknowledgement completes it.
@@ -160,10 +164,10 @@ impl Session {
         &mut self,
         now: Nanos,
         token: u64,
-        message: &[u8],
+        tell: Tell<'_>,
     ) -> Result<(), SubmitError> {
         let xfer = self.transfers.take_message_only(token, now)?;
-        let queued = self.queue_note(now, message, Nanos(u64::MAX), Some(xfer));
+        let queued = self.queue_note(now, tell, Nanos(u64::MAX), Some(xfer));
         if queued.is_err() {
             self.transfers.release(xfer);
         }
@@ -173,14 +177,14 @@ impl Session {
     fn queue_note(
         &mut self,
         now: Nanos,
-        message: &[u8],
+        tell: Tell<'_>,
         deadline: Nanos,
         xfer: Option<u32>,
     ) -> Result<NotifySeq, SubmitError> {
         let (limits, outbox) = (&self.setup.limits, &mut self.outbox);
         let count = outbox.queue.len() as u32;
         if count >= limits.max_notifications
-            || outbox.bytes + message.len() as u64 > limits.max_notification_bytes
+            || outbox.bytes + tell.body_len() as u64 > limits.max_notification_bytes
         {
             return Err(SubmitError::TooManyNotifications {
                 count,
@@ -191,8 +195,9 @@ impl Session {
         }
         let seq = NotifySeq(outbox.next_seq);
         outbox.next_seq += 1;
-        let message = outbox.buffer_with(message);
-        outbox.push(Note { one: Standalone { seq, message, deadline }, xfer, since: now });
+        let message = outbox.buffer_with(tell);
+        let one = Standalone { seq, message, deadline };
+        outbox.push(Note { one, flags: tell.flags(), xfer, since: now });
         Ok(seq)
     }
 
@@ -212,7 +217,7 @@ impl Session {
         self.begin_payload(imm);
         let note = &self.outbox.queue[self.outbox.posted];
         let scope = RecordScope::Standalone { seq: note.one.seq };
-        RecordHeader::encode(self.setup.epoch, scope, &note.one.message, &mut self.scratch);
+        RecordHeader::encode(self.setup.epoch, scope, note.flags, &note.one.message, &mut self.scratch);
         self.outbox.posted += 1;
         self.counters.notifications_sent += 1;
         let extra = self.carry_record(RingId::Control, imm, false, mem);

@@ -3,8 +3,8 @@
 use super::{EndReason, Event, RingId, Session, SessionMemory, Violation, slot_bytes};
 use crate::ids::XferSeq;
 use crate::notify::{
-    Arrival, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope, SEND_HEADER_BYTES, SendError,
-    SendHeader,
+    Arrival, Body, ID_BYTES, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope, SEND_HEADER_BYTES,
+    SendError, SendHeader,
 };
 use crate::sequence::{Imm, ImmError, ImmKind};
 
@@ -67,7 +67,8 @@ impl Carrier {
 }
 
 impl Session {
-    /// The host took that many messages of this peer, of that many bytes together.
+    /// The host took that many messages of this peer, of that many bytes together. An id that it has read counts as a
+    /// message of [`ID_BYTES`].
     pub fn on_popped(&mut self, messages: u64, bytes: u64) {
         self.unpopped.messages = self.unpopped.messages.saturating_sub(messages);
         self.unpopped.bytes = self.unpopped.bytes.saturating_sub(bytes);
@@ -178,10 +179,10 @@ impl Session {
                 Arrival::Record(self.take_transfer_record(ring, seq, decoded.lanes, carrier, mem)?)
             }
         };
-        if let Some(message) = self.inbound.arrive(seq, decoded.lanes, lane, arrival)? {
+        if let Some(body) = self.inbound.arrive(seq, decoded.lanes, lane, arrival)? {
             self.unpopped.partial_messages -= 1;
-            self.unpopped.partial_bytes -= message.len() as u64;
-            self.deliver(message);
+            self.unpopped.partial_bytes -= body.bytes.len() as u64;
+            self.deliver(body);
         }
         Ok(())
     }
@@ -193,23 +194,23 @@ impl Session {
         lanes: u8,
         carrier: Carrier,
         mem: &dyn SessionMemory,
-    ) -> Result<Vec<u8>, Violation> {
-        let (header, message) = self.copy_record(ring, carrier, mem)?;
+    ) -> Result<Body, Violation> {
+        let (header, body) = self.copy_record(ring, carrier, mem)?;
         if header.scope != (RecordScope::Transfer { seq, lanes }) {
             return Err(misplaced(ring, header.scope));
         }
         self.unpopped.partial_messages += 1;
-        self.unpopped.partial_bytes += message.len() as u64;
-        Ok(message)
+        self.unpopped.partial_bytes += body.bytes.len() as u64;
+        Ok(body)
     }
 
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {
-        let (header, message) = self.copy_record(RingId::Control, carrier, mem)?;
+        let (header, body) = self.copy_record(RingId::Control, carrier, mem)?;
         let RecordScope::Standalone { seq } = header.scope else {
             return Err(misplaced(RingId::Control, header.scope));
         };
         if self.seen.insert(seq) {
-            self.deliver(message);
+            self.deliver(body);
         } else {
             self.counters.duplicates_dropped += 1;
         }
@@ -222,7 +223,7 @@ impl Session {
         ring: RingId,
         carrier: Carrier,
         mem: &dyn SessionMemory,
-    ) -> Result<(RecordHeader, Vec<u8>), Violation> {
+    ) -> Result<(RecordHeader, Body), Violation> {
         let epoch = self.setup.epoch;
         let port = self.port_mut(ring);
         let limit = port.ring_in.max_record_bytes() - RECORD_HEADER_BYTES as u32;
@@ -237,15 +238,15 @@ impl Session {
         read(0, &mut bytes);
         let header = RecordHeader::decode(&bytes, epoch, limit).map_err(bad)?;
         carrier.expect_length(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
-        let mut message = vec![0; header.len as usize];
-        if !message.is_empty() {
-            read(RECORD_HEADER_BYTES, &mut message);
+        let mut body = vec![0; header.len as usize];
+        if !body.is_empty() {
+            read(RECORD_HEADER_BYTES, &mut body);
         }
-        header.check(&bytes, &message).map_err(bad)?;
+        header.check(&bytes, &body).map_err(bad)?;
         if let Carrier::Immediate = carrier {
             self.free_record(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
         }
-        Ok((header, message))
+        Ok((header, Body { flags: header.flags, bytes: body }))
     }
 
     /// Passes the record at the reader's cursor.
@@ -262,11 +263,21 @@ impl Session {
         Ok(())
     }
 
-    fn deliver(&mut self, message: Vec<u8>) {
-        self.unpopped.messages += 1;
-        self.unpopped.bytes += message.len() as u64;
-        self.counters.messages_received += 1;
-        self.events.push_back(Event::Delivered { message });
+    /// The id first: who hears of the message may ask for it at once.
+    fn deliver(&mut self, body: Body) {
+        let (id, message) = body.open();
+        if let Some(id) = id {
+            self.unpopped.messages += 1;
+            self.unpopped.bytes += ID_BYTES as u64;
+            self.counters.ids_received += 1;
+            self.events.push_back(Event::Landed { id });
+        }
+        if let Some(message) = message {
+            self.unpopped.messages += 1;
+            self.unpopped.bytes += message.len() as u64;
+            self.counters.messages_received += 1;
+            self.events.push_back(Event::Delivered { message });
+        }
     }
 }
 

@@ -233,6 +233,12 @@ pub enum Event {
         /// The bytes.
         message: Vec<u8>,
     },
+    /// A transfer to which the peer's host gave this id has landed. Comes before its message, if it has one; report it like a
+    /// message of [`crate::notify::ID_BYTES`] when the host has asked for it.
+    Landed {
+        /// The id.
+        id: u64,
+    },
     /// A standalone notification was dropped at its deadline.
     NotifyExpired {
         /// Which.
@@ -554,6 +560,7 @@ pub struct Counters {
     pub notifications_resent: u64,
     pub notifications_expired: u64,
     pub messages_received: u64,
+    pub ids_received: u64,
     pub duplicates_dropped: u64,
     pub credit_writes: u64,
     pub credit_words_stale: u64,

@@ -10,7 +10,7 @@ pub use mem::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_core::notify::{Carry, NotifyMode};
+use baton_core::notify::{Carry, ID_BYTES, NotifyMode, Tell};
 use baton_core::peer::*;
 use baton_core::plan::{Pair as Span, Plan, PlanLimits};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
@@ -115,6 +115,8 @@ pub struct Node {
     pub popped_by_itself: bool,
     pub done: Vec<(u64, Result<(), XferFailure>)>,
     pub delivered: Vec<Vec<u8>>,
+    /// Ids of transfers that landed.
+    pub landed: Vec<u64>,
     pub expired: Vec<u64>,
     pub ended: Option<EndReason>,
     /// Batches refused from now on: how many work requests are still taken.
@@ -184,6 +186,7 @@ impl Node {
             popped_by_itself: true,
             done: Vec::new(),
             delivered: Vec::new(),
+            landed: Vec::new(),
             expired: Vec::new(),
             ended: None,
             refuse_after: None,
@@ -268,6 +271,7 @@ impl World {
                 std::mem::replace(&mut self.nodes[n], Node::new(&config, n, closed[n].carry.clone(), mem));
             let node = &mut self.nodes[n];
             (node.done, node.delivered, node.expired) = (old.done, old.delivered, old.expired);
+            node.landed = old.landed;
         }
         self.frozen.clear();
         self.unpolled.clear();
@@ -300,6 +304,11 @@ impl World {
 
     pub fn submit(&mut self, n: usize, token: u64, work: Arc<Prepared>, message: Option<&[u8]>) {
         self.nodes[n].session.submit(self.now, token, work, message).unwrap();
+        self.pump(n);
+    }
+
+    pub fn submit_telling(&mut self, n: usize, token: u64, work: Arc<Prepared>, tell: Tell<'_>) {
+        self.nodes[n].session.submit_telling(self.now, token, work, tell).unwrap();
         self.pump(n);
     }
 
@@ -373,6 +382,12 @@ impl World {
                         node.session.on_popped(1, message.len() as u64);
                     }
                     node.delivered.push(message);
+                }
+                Event::Landed { id } => {
+                    if node.popped_by_itself {
+                        node.session.on_popped(1, ID_BYTES as u64);
+                    }
+                    node.landed.push(id);
                 }
                 Event::NotifyExpired { seq } => node.expired.push(seq.0),
                 Event::EndEpoch { reason } => {

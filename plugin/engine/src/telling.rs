@@ -1,0 +1,71 @@
+//! Entries about what a transfer tells its target besides its data.
+
+use crate::convert::{bytes, name};
+use crate::entries::status;
+use crate::object::{self, with};
+use baton_abi::*;
+use baton_driver::{Error, Tell, err};
+
+pub unsafe extern "C" fn post_xfer_req_with(
+    engine: *mut BatonEngine,
+    xfer: *mut BatonXfer,
+    options: *const BatonPostOptions,
+) -> BatonStatus {
+    // SAFETY: the contract.
+    unsafe {
+        with(engine, |e| {
+            let tell = tell(options)?;
+            let xfer = &object::xfer(xfer)?.xfer;
+            e.driver.post_telling(xfer, tell)?;
+            status(xfer.status())
+        })
+    }
+}
+
+/// # Safety
+/// `options` must be null or as long as it says, its message readable for the call.
+unsafe fn tell<'a>(options: *const BatonPostOptions) -> Result<Tell<'a>, Error> {
+    if options.is_null() {
+        return Err(err!(InvalidParam, "options is null"));
+    }
+    // SAFETY: the caller's promise; nothing behind the size that it tells is read.
+    let options = unsafe {
+        let size = (&raw const (*options).size_bytes).read();
+        if (size as usize) < size_of::<BatonPostOptions>() {
+            return Err(err!(
+                InvalidParam,
+                "options.size_bytes is {size}; this engine needs at least {}",
+                size_of::<BatonPostOptions>()
+            ));
+        }
+        options.read()
+    };
+    let BatonPostOptions { flags, id, .. } = options;
+    if flags & !(BATON_POST_NOTIFY | BATON_POST_ID) != 0 {
+        return Err(err!(InvalidParam, "options.flags {flags:#x}: known are 1 (notify) and 2 (id)"));
+    }
+    if flags & BATON_POST_ID == 0 && id != 0 {
+        return Err(err!(InvalidParam, "options.id is {id} without the flag 2 (id); it must be 0"));
+    }
+    // SAFETY: the caller's promise.
+    let message = unsafe { bytes(options.message, "message")? };
+    if flags & BATON_POST_NOTIFY == 0 && !message.is_empty() {
+        return Err(err!(
+            InvalidParam,
+            "options.message has {} bytes without the flag 1 (notify); it must be empty",
+            message.len()
+        ));
+    }
+    let message = (flags & BATON_POST_NOTIFY != 0).then_some(message);
+    Ok(Tell { message, id: (flags & BATON_POST_ID != 0).then_some(id) })
+}
+
+pub unsafe extern "C" fn inbound_status(engine: *mut BatonEngine, peer: BatonSlice, id: u64) -> BatonStatus {
+    // SAFETY: the contract.
+    unsafe {
+        with(engine, |e| {
+            let landed = e.driver.inbound_status(name(peer)?, id)?;
+            Ok(if landed { BATON_OK } else { BATON_IN_PROGRESS })
+        })
+    }
+}
