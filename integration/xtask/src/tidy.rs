@@ -58,6 +58,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("baton-driver", &["baton-fabric-soft", "baton-fabric-sim", "baton-fabric-verbs", "baton-verbs"]),
     ("baton-engine", &["baton-host"]),
+    ("baton-bench", &["baton-tests"]),
     ("baton-core", &["baton-fabric-sim"]),
 ];
 

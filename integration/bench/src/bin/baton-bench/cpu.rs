@@ -1,27 +1,23 @@
-//! CPU time, read out of /proc.
+//! CPU time, of this process and of the whole machine.
 
 use std::time::Duration;
 
-/// The tick in which Linux tells CPU times to programs: USER_HZ, a constant of its interface.
-const TICK: Duration = Duration::from_millis(10);
+use rustix::time::{ClockId, clock_gettime};
 
-fn ticks(words: &str, fields: impl IntoIterator<Item = usize>) -> Option<u32> {
-    let words: Vec<&str> = words.split_whitespace().collect();
-    fields.into_iter().map(|at| words.get(at)?.parse::<u32>().ok()).sum()
-}
+/// The tick in which Linux tells the machine's CPU times to programs: USER_HZ, a constant of its interface.
+const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time of this process, user and system.
 pub fn of_process() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the program's name, which may hold anything, come the fields from the third on.
-    let rest = stat.rsplit(')').next().unwrap_or_default();
-    TICK * ticks(rest, [11, 12]).unwrap_or_default()
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// CPU time of the whole machine, interrupts included.
 pub fn of_machine() -> Duration {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let line = stat.lines().next().unwrap_or_default();
+    let words: Vec<&str> = stat.lines().next().unwrap_or_default().split_whitespace().collect();
     // user, nice, system, irq, softirq
-    TICK * ticks(line, [1, 2, 3, 6, 7]).unwrap_or_default()
+    let ticks = [1, 2, 3, 6, 7].into_iter().map(|at| words.get(at)?.parse::<u32>().ok()).sum::<Option<u32>>();
+    TICK * ticks.unwrap_or_default()
 }

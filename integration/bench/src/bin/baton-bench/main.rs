@@ -5,10 +5,16 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod cpu;
+#[cfg(feature = "plot")]
+mod curves;
 mod engine;
-mod initiator;
+mod loops;
 mod memory;
+mod options;
 mod perftest;
+mod plan;
+mod remote;
+mod run;
 mod target;
 mod verbs;
 
@@ -19,19 +25,24 @@ type Outcome<T> = Result<T, String>;
 #[derive(Parser)]
 #[command(name = "baton-bench")]
 enum Cli {
-    /// Starts a target, moves blocks, prints one JSON object a case.
-    Run(initiator::Options),
+    /// Starts a target, moves blocks, prints tables; also JSON and CSV.
+    Run(Box<options::Options>),
     /// The passive side; `run` starts it and talks to it by lines on standard input and output.
     Target(target::Options),
     /// The engine over verbs against perftest and Mooncake; `cargo xtask bench verbs` runs it in the guest.
     Verbs(verbs::Options),
+    /// Draws bandwidth and latency curves of earlier runs as SVG and PNG.
+    #[cfg(feature = "plot")]
+    Plot(curves::Options),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse() {
-        Cli::Run(options) => initiator::run(&options),
+        Cli::Run(options) => run::run(&options),
         Cli::Target(options) => target::serve(&options),
         Cli::Verbs(options) => verbs::run(&options),
+        #[cfg(feature = "plot")]
+        Cli::Plot(options) => curves::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -9,9 +9,10 @@ use crate::Outcome;
 
 /// Bytes between two blocks, before the first and after the last: never written by anybody.
 const GAP: usize = 4096;
-const WORD: usize = 8;
+/// Sizes of blocks are multiples of this.
+pub const WORD: usize = 8;
 
-/// Blocks of one case.
+/// Blocks of one case. They lie alike on both sides; block i of a request goes to another one, in random order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Bytes of a block, a multiple of 8.
@@ -23,8 +24,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    fn bytes(self) -> usize {
-        GAP + self.blocks * self.requests * (self.size + GAP)
+    /// Bytes of the memory of each side.
+    pub fn bytes(self) -> usize {
+        let slots = self.blocks.saturating_mul(self.requests);
+        slots.saturating_mul(self.size + GAP).saturating_add(GAP)
     }
 
     /// Where block `index` of a request starts.
@@ -32,17 +35,18 @@ impl Layout {
         GAP + (request * self.blocks + index) * (self.size + GAP)
     }
 
-    /// What one request moves.
-    pub fn request_bytes(self) -> u64 {
-        (self.size * self.blocks) as u64
-    }
-
-    /// The place at the source of what lands at the byte `at` of the destination; `None` in a gap. Block i of a
-    /// request goes to block n-1-i.
-    fn origin(self, at: usize) -> Option<usize> {
-        let (slot, inside) = (at.checked_sub(GAP)? / (self.size + GAP), (at - GAP) % (self.size + GAP));
-        let (request, index) = (slot / self.blocks, slot % self.blocks);
-        (inside < self.size).then(|| self.offset(request, self.blocks - 1 - index) + inside)
+    /// Where block i of a request goes: the place in the request's blocks at the destination. The same on every
+    /// machine.
+    pub fn order(self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.blocks as u32).collect();
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        for last in (1..order.len()).rev() {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            order.swap(last, (state % (last as u64 + 1)) as usize);
+        }
+        order
     }
 }
 
@@ -51,38 +55,54 @@ fn pattern(seed: u64, word: usize) -> u64 {
     mixed ^ (mixed >> 29)
 }
 
-/// Memory of one side, registered.
+/// Memory of one side, registered with several engines.
 pub struct Pool {
     // Dropped before the memory.
-    region: Region,
+    regions: Vec<Region>,
     words: Box<[AtomicU64]>,
     layout: Layout,
+    /// Which block of a request comes to a place.
+    origin: Vec<u32>,
 }
 
 impl Pool {
-    /// Registers memory for the blocks of a case.
-    pub fn new(engine: &Engine, layout: Layout) -> Outcome<Pool> {
+    /// Makes memory for the blocks of a case and registers it with every engine.
+    pub fn new(engines: &[Engine], layout: Layout) -> Outcome<Pool> {
         if !layout.size.is_multiple_of(WORD) || layout.size == 0 || layout.blocks == 0 || layout.requests == 0
         {
             return Err(format!("{layout:?}: sizes must be multiples of {WORD}, and nothing may be 0"));
         }
         let words: Box<[AtomicU64]> = (0..layout.bytes() / WORD).map(|_| AtomicU64::new(0)).collect();
-        let first = words.as_ptr().cast_mut().cast();
-        // SAFETY: the words live on the heap until the region, which is dropped first, is gone, and this side
-        // accesses them atomically.
-        let region = unsafe { engine.register(first, layout.bytes(), Default::default()) };
-        Ok(Pool { region: region.map_err(|error| error.to_string())?, words, layout })
+        let first: *mut u8 = words.as_ptr().cast_mut().cast();
+        let register = |engine: &Engine| {
+            // SAFETY: the words live on the heap until the regions, which are dropped first, are gone, and this side
+            // accesses them atomically.
+            let region = unsafe { engine.register(first, layout.bytes(), Default::default()) };
+            region.map_err(|error| error.to_string())
+        };
+        let regions = engines.iter().map(register).collect::<Outcome<Vec<_>>>()?;
+        let mut origin = vec![0; layout.blocks];
+        for (index, place) in layout.order().into_iter().enumerate() {
+            origin[place as usize] = index as u32;
+        }
+        Ok(Pool { regions, words, layout, origin })
     }
 
-    /// The registration.
-    pub fn region(&self) -> &Region {
-        &self.region
+    /// The registration with the n-th engine.
+    pub fn region(&self, engine: usize) -> &Region {
+        &self.regions[engine]
     }
 
-    /// The blocks of a request in order.
-    pub fn blocks(&self, request: usize) -> Vec<Desc> {
+    /// As many.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The blocks of a request in order, for the n-th engine.
+    pub fn blocks(&self, engine: usize, request: usize) -> Vec<Desc> {
         let Layout { size, blocks, .. } = self.layout;
-        let block = |index| self.region.desc(self.layout.offset(request, index) as u64, size as u64);
+        let region = self.region(engine);
+        let block = |index| region.desc(self.layout.offset(request, index) as u64, size as u64);
         (0..blocks).map(block).collect()
     }
 
@@ -94,10 +114,13 @@ impl Pool {
     }
 
     /// Checks that every block has come from a side filled with `source`, and that the gaps are still as `own`
-    /// filled them.
-    pub fn check(&self, own: u64, source: u64) -> Outcome<()> {
+    /// filled them. `Write`: block i of the source is at place `order[i]` here; a READ brings block `order[i]` of the
+    /// source to place i.
+    pub fn check(&self, own: u64, source: u64, written: bool) -> Outcome<()> {
+        let order = self.layout.order();
+        let from = if written { &self.origin } else { &order };
         for (index, word) in self.words.iter().enumerate() {
-            let (expected, what) = match self.layout.origin(index * WORD) {
+            let (expected, what) = match self.origin_of(index * WORD, from) {
                 Some(at) => (pattern(source, at / WORD), "block"),
                 None => (pattern(own, index), "gap"),
             };
@@ -110,5 +133,71 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// The place at the source of what lands at the byte `at` here; `None` in a gap.
+    fn origin_of(&self, at: usize, from: &[u32]) -> Option<usize> {
+        let Layout { size, blocks, .. } = self.layout;
+        let (slot, inside) = (at.checked_sub(GAP)? / (size + GAP), (at - GAP) % (size + GAP));
+        let (request, index) = (slot / blocks, slot % blocks);
+        (inside < size).then(|| self.layout.offset(request, from[index] as usize) + inside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { size: 64, blocks: 5, requests: 3 };
+
+    fn pool() -> Pool {
+        Pool::new(&[], LAYOUT).unwrap()
+    }
+
+    /// Moves every block as the transfers do.
+    fn move_all(from: &Pool, to: &Pool, written: bool) {
+        for request in 0..LAYOUT.requests {
+            for (index, place) in LAYOUT.order().into_iter().enumerate() {
+                let (source, target) =
+                    if written { (index, place as usize) } else { (place as usize, index) };
+                for word in 0..LAYOUT.size / WORD {
+                    let at = |index| LAYOUT.offset(request, index) / WORD + word;
+                    let value = from.words[at(source)].load(Ordering::Relaxed);
+                    to.words[at(target)].store(value, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_that_came_pass_and_one_wrong_byte_anywhere_does_not() {
+        for written in [true, false] {
+            let (source, target) = (pool(), pool());
+            source.fill(1);
+            target.fill(2);
+            assert!(target.check(2, 1, written).unwrap_err().contains("in a block at 4096"));
+            move_all(&source, &target, written);
+            target.check(2, 1, written).unwrap();
+            for word in (0..target.words.len()).step_by(11) {
+                let value = target.words[word].load(Ordering::Relaxed);
+                target.words[word].store(value ^ (1 << 63), Ordering::Relaxed);
+                assert!(target.check(2, 1, written).is_err(), "the word {word}");
+                target.words[word].store(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_visits_every_place_once_and_is_no_order() {
+        let mut order = Layout { size: 8, blocks: 1000, requests: 1 }.order();
+        assert!(order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count() < 10);
+        order.sort_unstable();
+        assert!(order.iter().enumerate().all(|(at, place)| at as u32 == *place));
+    }
+
+    #[test]
+    fn absurd_layouts_have_absurd_sizes_and_do_not_wrap() {
+        let layout = Layout { size: 1 << 40, blocks: 1 << 30, requests: 1 << 30 };
+        assert_eq!(layout.bytes(), usize::MAX);
     }
 }

@@ -10,12 +10,12 @@ use baton_host::Engine;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Settings;
+use crate::engine::{Settings, Setup, name};
 use crate::memory::{Layout, Pool};
 use crate::{Outcome, cpu};
 
-/// Its agent name.
-pub const NAME: &str = "target";
+/// What its agents' names begin with.
+pub const SIDE: &str = "target";
 /// What it waits for at most.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -35,14 +35,16 @@ pub struct Options {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
+    /// Open engines.
+    Open(Vec<Setup>),
     /// Make memory instead of what was there.
     Hold(Layout),
     /// Fill it.
     Fill(u64),
     /// Check it: filled with the first, written from a side filled with the second.
     Check(u64, u64),
-    /// Begin to take notifications.
-    Listen,
+    /// Begin to take the notifications of one engine.
+    Listen(usize),
     /// Wait until so many have come since then, and stop.
     Heard(u64),
     /// Tell the CPU time so far.
@@ -53,12 +55,12 @@ pub enum Order {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Its connection information, once at the start.
-    Ready(Vec<u8>),
+    /// Connection information of every engine.
+    Open(Vec<Vec<u8>>),
     /// How to reach its memory.
     Memory {
-        /// What a peer imports.
-        blob: Vec<u8>,
+        /// What a peer imports, for every engine.
+        blobs: Vec<Vec<u8>>,
         /// Where it starts.
         addr: u64,
     },
@@ -77,11 +79,13 @@ struct Listener {
     thread: JoinHandle<Outcome<()>>,
 }
 
-struct Target {
-    engine: Engine,
+struct Target<'a> {
+    options: &'a Options,
     look: Duration,
+    // Dropped before the engines.
     pool: Option<Pool>,
     listener: Option<Listener>,
+    engines: Vec<Engine>,
 }
 
 /// Pauses between two looks.
@@ -121,21 +125,18 @@ impl Listener {
     }
 }
 
-impl Target {
+impl Target<'_> {
     fn obey(&mut self, order: Order) -> Outcome<Answer> {
         let pool = || "no memory yet".to_owned();
         match order {
-            Order::Hold(layout) => {
-                self.pool = None;
-                let made = Pool::new(&self.engine, layout)?;
-                let blob = made.region().export().map_err(|error| error.to_string())?;
-                let addr = made.region().addr();
-                self.pool = Some(made);
-                return Ok(Answer::Memory { blob, addr });
-            }
+            Order::Open(setups) => return self.open(&setups),
+            Order::Hold(layout) => return self.hold(layout),
             Order::Fill(seed) => self.pool.as_ref().ok_or_else(pool)?.fill(seed),
-            Order::Check(own, source) => self.pool.as_ref().ok_or_else(pool)?.check(own, source)?,
-            Order::Listen => self.listener = Some(Listener::start(self.engine.clone(), self.look)),
+            Order::Check(own, source) => self.pool.as_ref().ok_or_else(pool)?.check(own, source, true)?,
+            Order::Listen(engine) => {
+                let engine = self.engines.get(engine).ok_or_else(|| format!("no engine {engine}"))?;
+                self.listener = Some(Listener::start(engine.clone(), self.look));
+            }
             Order::Heard(count) => {
                 let listener = self.listener.take().ok_or("it was not told to listen")?;
                 listener.end(count, self.look)?;
@@ -143,6 +144,22 @@ impl Target {
             Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
         }
         Ok(Answer::Done)
+    }
+
+    fn open(&mut self, setups: &[Setup]) -> Outcome<Answer> {
+        let Options { settings, devices, .. } = self.options;
+        let one = |(number, setup)| settings.open(&name(SIDE, number), devices.as_deref(), setup);
+        self.engines = setups.iter().enumerate().map(one).collect::<Outcome<_>>()?;
+        let info = |engine: &Engine| engine.conn_info().map_err(|error| error.to_string());
+        Ok(Answer::Open(self.engines.iter().map(info).collect::<Outcome<_>>()?))
+    }
+
+    fn hold(&mut self, layout: Layout) -> Outcome<Answer> {
+        self.pool = None;
+        let pool = self.pool.insert(Pool::new(&self.engines, layout)?);
+        let blobs = pool.regions().iter().map(|region| region.export().map_err(|error| error.to_string()));
+        let addr = pool.regions().first().ok_or("no engine yet")?.addr();
+        Ok(Answer::Memory { blobs: blobs.collect::<Outcome<_>>()?, addr })
     }
 }
 
@@ -154,10 +171,8 @@ fn say(answer: &Answer) -> Outcome<()> {
 
 /// Obeys until its input ends.
 pub fn serve(options: &Options) -> Outcome<()> {
-    let engine = options.settings.open(NAME, options.devices.as_deref())?;
-    say(&Answer::Ready(engine.conn_info().map_err(|error| error.to_string())?))?;
     let look = Duration::from_micros(options.look_us);
-    let mut target = Target { engine, look, pool: None, listener: None };
+    let mut target = Target { options, look, pool: None, listener: None, engines: Vec::new() };
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
         let order = serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))?;

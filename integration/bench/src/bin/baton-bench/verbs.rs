@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use baton_bench::{Peer, Record, Sample, condense, table};
+use baton_bench::{Peer, Record, Row, Sample, condense, table};
 use clap::Args;
 
 use crate::{Outcome, perftest};
@@ -98,24 +98,29 @@ impl Options {
             "perftest" => perftest::run(self, case),
             "baton" => {
                 let in_flight = case.tx_depth() * u64::from(self.lanes);
-                self.engine(case, (in_flight / DEPTH).max(1), DEPTH, &[])
+                self.engine(case, (in_flight / DEPTH).max(1), DEPTH, "off")
             }
-            "baton+imm" => self.engine(case, case.batch(), 1, &["--notify"]),
+            "baton+imm" => self.engine(case, case.batch(), 1, "imm"),
             _ => self.run_mooncake(case),
         }
     }
 
-    fn engine(&self, case: Case, blocks: u64, depth: u64, more: &[&str]) -> Outcome<Sample> {
+    fn engine(&self, case: Case, blocks: u64, depth: u64, notify: &str) -> Outcome<Sample> {
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(own);
         command.args(["run", "--fabric", "verbs", "--set", "spin_us=0"]);
         command.args(["--devices", &self.device, "--target-devices", &self.target_device]);
         command.args(["--set", &format!("lanes={}", self.lanes)]);
         command.args(["--set", &format!("ib_timeout={}", self.ib_timeout)]);
-        command.args(["--ops", case.op, "--sizes", &case.size.to_string(), "--mib", &self.mib.to_string()]);
-        command.args(["--blocks", &blocks.to_string(), "--depth", &depth.to_string()]);
-        command.args(["--look-us", &self.look_us.to_string()]).args(more);
-        sample_of(&mut command)
+        command.args(["--op", case.op, "--sizes", &case.size.to_string(), "--mib", &self.mib.to_string()]);
+        command.args(["--batch", &blocks.to_string(), "--depth", &depth.to_string(), "--notify", notify]);
+        command.args(["--look-us", &self.look_us.to_string(), "--requests", &depth.to_string()]);
+        // The rounds are those of all peers.
+        command.args(["--rounds", "1", "--json", "-"]);
+        let said = perftest::output_within(&mut command, LIMIT)?;
+        let rows: Vec<Row> = serde_json::from_str(&said).map_err(|error| format!("{command:?}: {error}"))?;
+        let row = rows.first().ok_or_else(|| format!("{command:?} measured nothing"))?;
+        Ok(row.into())
     }
 
     fn run_mooncake(&self, case: Case) -> Outcome<Sample> {

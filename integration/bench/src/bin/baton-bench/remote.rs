@@ -1,0 +1,91 @@
+//! The target's process, as the initiator sees it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::engine::Setup;
+use crate::options::Options;
+use crate::target::{Answer, Order};
+
+/// The target in its process; killed when dropped.
+pub struct Remote {
+    child: Child,
+    orders: ChildStdin,
+    answers: Receiver<String>,
+    patience: Duration,
+}
+
+impl Remote {
+    /// Starts it with engines, and answers their connection information.
+    pub fn start(options: &Options, setups: &[Setup]) -> Outcome<(Remote, Vec<Vec<u8>>)> {
+        let mut command = match &options.target_command {
+            None => Command::new(std::env::current_exe().map_err(|error| error.to_string())?),
+            Some(words) => {
+                let mut words = words.split_whitespace();
+                let mut command = Command::new(words.next().ok_or("--target-command is empty")?);
+                command.args(words);
+                command
+            }
+        };
+        command.arg("target").args(options.settings.arguments());
+        command.args(["--look-us", &options.look_us.to_string()]);
+        if let Some(devices) = &options.target_devices {
+            command.args(["--devices", devices]);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("cannot start the target: {error}"))?;
+        let (orders, lines) = (child.stdin.take().ok_or("no pipe")?, child.stdout.take().ok_or("no pipe")?);
+        let (tell, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(lines).lines().map_while(Result::ok) {
+                if tell.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let patience = Duration::from_secs(options.patience);
+        let mut remote = Remote { child, orders, answers, patience };
+        match remote.ask(&Order::Open(setups.to_vec()))? {
+            Answer::Open(infos) if infos.len() == setups.len() => Ok((remote, infos)),
+            other => Err(format!("the target says {other:?}")),
+        }
+    }
+
+    /// Gives an order and waits for the answer; a failure is an error.
+    pub fn ask(&mut self, order: &Order) -> Outcome<Answer> {
+        let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
+        writeln!(self.orders, "{line}")
+            .and_then(|()| self.orders.flush())
+            .map_err(|error| format!("the target takes no orders: {error}"))?;
+        let line =
+            self.answers.recv_timeout(self.patience).map_err(|error| format!("the target: {error}"))?;
+        match serde_json::from_str(&line).map_err(|error| format!("the target says {line}: {error}"))? {
+            Answer::Failed(reason) => Err(format!("the target: {reason}")),
+            answer => Ok(answer),
+        }
+    }
+
+    /// The same where nothing but "done" is of interest.
+    pub fn tell(&mut self, order: &Order) -> Outcome<()> {
+        self.ask(order).map(drop)
+    }
+
+    /// CPU time of its process so far.
+    pub fn cpu(&mut self) -> Outcome<Duration> {
+        match self.ask(&Order::Cpu)? {
+            Answer::Cpu(time) => Ok(time),
+            other => Err(format!("the target says {other:?}")),
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,342 @@
+//! The active side: starts the target, lets the arms of every case take turns, reports.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use baton_bench::{Columns, Round, Rounds, Row, Summary, ratios, rows_to_csv, table_of};
+use baton_host::{Engine, ErrorCode, RemoteRegion, Status};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::engine::name;
+use crate::loops::{Bench, Blocks, Lists, absorb};
+use crate::memory::{Layout, Pool};
+use crate::options::{ColumnsWord, Notify, OpWord, Options};
+use crate::plan::{Arm, Case, Loops, Plan, available_memory};
+use crate::remote::Remote;
+use crate::target::{Answer, Order, SIDE};
+use crate::{Outcome, cpu};
+
+/// Seeds of both sides' memory.
+const OWN: u64 = 1;
+const THEIRS: u64 = 2;
+
+/// What a session turned out to be.
+struct Session {
+    fabric: String,
+    lanes: u64,
+}
+
+/// What does not change from case to case.
+struct Run<'a> {
+    options: &'a Options,
+    plan: Plan,
+    engines: Vec<Engine>,
+    sessions: Vec<Session>,
+}
+
+/// Memory of one case on both sides.
+struct Held {
+    pool: Pool,
+    /// For each engine: the target's memory, and where each iteration's blocks are.
+    _regions: Vec<RemoteRegion>,
+    blocks: Vec<Vec<Blocks>>,
+}
+
+/// A case of an arm with everything that was measured of it.
+struct Measured {
+    row: Row,
+    rounds: Rounds,
+}
+
+fn said(error: baton_host::Error) -> String {
+    error.to_string()
+}
+
+/// The target goes last: engines say goodbye to it.
+fn open(options: &Options, plan: Plan) -> Outcome<(Remote, Run<'_>)> {
+    let open = |(number, setup)| {
+        options.settings.open(&name("initiator", number), options.devices.as_deref(), setup)
+    };
+    let engines = plan.setups.iter().enumerate().map(open).collect::<Outcome<Vec<_>>>()?;
+    let (remote, infos) = Remote::start(options, &plan.setups)?;
+    let mut sessions = Vec::new();
+    for (number, (engine, info)) in engines.iter().zip(&infos).enumerate() {
+        let peer = name(SIDE, number);
+        engine.load_remote(&peer, info).map_err(said)?;
+        let status = engine.connect(&peer, Duration::from_secs(options.patience)).map_err(said)?;
+        if status != Status::Done {
+            return Err(format!("no session with the target within {} s", options.patience));
+        }
+        sessions.push(session(engine)?);
+    }
+    Ok((remote, Run { options, plan, engines, sessions }))
+}
+
+fn session(engine: &Engine) -> Outcome<Session> {
+    let stats: serde_json::Value =
+        serde_json::from_str(&engine.stats().map_err(said)?).map_err(|error| error.to_string())?;
+    let session = &stats["peers"][0]["session"];
+    let fabric = session["fabric"].as_str().ok_or_else(|| format!("no session in {stats}"))?;
+    Ok(Session { fabric: fabric.to_owned(), lanes: session["lanes"].as_u64().unwrap_or_default() })
+}
+
+/// Both sides' blocks as lists.
+fn lists(engine: &Engine, arm: Arm, blocks: &[Blocks]) -> Outcome<Lists> {
+    let flag = |error: baton_host::Error| match error.code {
+        ErrorCode::Unsupported => format!("--enable-sess: {error}"),
+        _ => error.to_string(),
+    };
+    let all = |side: fn(&Blocks) -> &Vec<_>| blocks.iter().flat_map(side).copied().collect::<Vec<_>>();
+    let local = engine.create_block_list("", &all(|blocks| &blocks.local)).map_err(flag)?;
+    let mut remote = all(|blocks| &blocks.remote);
+    // A host lists what it registered as it lies; the order comes from the indices.
+    remote.sort_unstable_by_key(|desc| desc.addr);
+    let at = |desc: &baton_host::Desc| remote.partition_point(|one| one.addr < desc.addr) as u32;
+    let (mut picks, mut first) = (Vec::new(), 0u32);
+    for one in blocks {
+        let next = first + one.local.len() as u32;
+        picks.push(((first..next).collect(), one.remote.iter().map(at).collect()));
+        first = next;
+    }
+    let remote = engine.create_block_list(&name(SIDE, arm.engine), &remote).map_err(flag)?;
+    Ok(Lists { local, remote, picks })
+}
+
+impl Run<'_> {
+    /// Memory on both sides.
+    fn hold(&self, remote: &mut Remote, layout: Layout) -> Outcome<Held> {
+        let Answer::Memory { blobs, addr } = remote.ask(&Order::Hold(layout))? else {
+            return Err("the target holds no memory".to_owned());
+        };
+        let pool = Pool::new(&self.engines, layout)?;
+        let (order, mut regions, mut blocks) = (layout.order(), Vec::new(), Vec::new());
+        for (number, (engine, blob)) in self.engines.iter().zip(&blobs).enumerate() {
+            let region = engine.import_region(&name(SIDE, number), blob).map_err(said)?;
+            let there = |request: usize, place: &u32| {
+                region.desc(addr + layout.offset(request, *place as usize) as u64, layout.size as u64)
+            };
+            let of = |request: usize| Blocks {
+                local: pool.blocks(number, request),
+                remote: order.iter().map(|place| there(request, place)).collect(),
+            };
+            blocks.push((0..layout.requests).map(of).collect());
+            regions.push(region);
+        }
+        Ok(Held { pool, _regions: regions, blocks })
+    }
+
+    /// Everything that an arm needs for a case; also how long preparing each iteration took.
+    fn bench<'a>(&'a self, arm: Arm, case: Case, blocks: &'a [Blocks]) -> Outcome<(Bench<'a>, Vec<f64>)> {
+        let engine = &self.engines[arm.engine];
+        let mut bench = Bench {
+            engine,
+            arm,
+            op: case.op(),
+            blocks,
+            lists: arm.session.then(|| lists(engine, arm, blocks)).transpose()?,
+            ready: Vec::new(),
+            begun: 0,
+            depth: self.options.depth as usize,
+            look: Duration::from_micros(self.options.look_us),
+            patience: Duration::from_secs(self.options.patience),
+        };
+        let mut prep_us = Vec::new();
+        if arm.prepared {
+            for number in 0..blocks.len() {
+                let started = Instant::now();
+                bench.ready.push(bench.create(number)?);
+                prep_us.push(started.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok((bench, prep_us))
+    }
+
+    /// Iterations of one arm that do not count, then those that do; all their notifications must have come.
+    fn round(&self, remote: &mut Remote, bench: &mut Bench<'_>, warmup: u64, iters: u64) -> Outcome<Rounds> {
+        let threads = self.options.threads;
+        let listens = self.plan.listens();
+        if listens {
+            remote.tell(&Order::Listen(bench.arm.engine))?;
+        }
+        if warmup > 0 {
+            bench.run(threads as usize, warmup)?;
+        }
+        let (theirs, ours, machine) = (remote.cpu()?, cpu::of_process(), cpu::of_machine());
+        let laps = bench.run(threads as usize, iters)?;
+        let (ours_then, machine_then) = (cpu::of_process(), cpu::of_machine());
+        let cpu = (ours_then + remote.cpu()?).saturating_sub(ours + theirs);
+        if listens {
+            let each = if bench.arm.batched { 1 } else { bench.blocks[0].local.len() as u64 };
+            let told = if bench.arm.notify == Notify::Off { 0 } else { each };
+            remote.tell(&Order::Heard((warmup + iters) * threads * told))?;
+        }
+        let mut times = laps.times;
+        times.rounds = vec![Round {
+            iters: iters * threads,
+            took_s: (laps.ended - laps.started).as_secs_f64(),
+            cpu_s: cpu.as_secs_f64(),
+            machine_cpu_s: machine_then.saturating_sub(machine).as_secs_f64(),
+            p50_us: Summary::of(times.latency_us.clone()).p50,
+        }];
+        Ok(times)
+    }
+
+    /// Fresh bytes on both sides.
+    fn fill(&self, remote: &mut Remote, pool: &Pool) -> Outcome<()> {
+        pool.fill(OWN);
+        remote.tell(&Order::Fill(THEIRS))
+    }
+
+    /// Every byte where blocks land, and around: what is fast because it moves nothing is found out.
+    fn compare(&self, remote: &mut Remote, pool: &Pool, op: OpWord) -> Outcome<()> {
+        match op {
+            OpWord::Write => remote.tell(&Order::Check(THEIRS, OWN)),
+            OpWord::Read => pool.check(OWN, THEIRS, false),
+        }
+    }
+
+    /// One case: every arm prepares and is checked, then they take turns.
+    fn case(&self, remote: &mut Remote, case: Case, progress: &ProgressBar) -> Outcome<Vec<Measured>> {
+        let loops = self.plan.loops(self.options, case)?;
+        let held = self.hold(remote, case.layout(self.options, loops))?;
+        let mut arms = Vec::new();
+        for arm in &self.plan.arms {
+            let (mut bench, prep_us) = self.bench(*arm, case, &held.blocks[arm.engine])?;
+            if self.options.check {
+                self.fill(remote, &held.pool)?;
+                self.round(remote, &mut bench, 0, loops.requests)?;
+                let wrong = |reason| format!("{}: {reason}", self.plan.label(*arm));
+                self.compare(remote, &held.pool, case.op).map_err(wrong)?;
+            }
+            arms.push((bench, Rounds { prep_us, ..Rounds::default() }));
+        }
+        if self.options.check {
+            self.fill(remote, &held.pool)?;
+        }
+        for round in 0..loops.rounds {
+            // Not always the same one after the same other.
+            let count = arms.len();
+            for turn in 0..count {
+                let (bench, measured) = &mut arms[(turn + round as usize) % count];
+                absorb(measured, self.round(remote, bench, loops.warmup, loops.iters)?);
+                progress.inc(1);
+            }
+        }
+        let all_blocks_moved = loops.rounds * (loops.warmup + loops.iters) >= loops.requests;
+        if self.options.check && all_blocks_moved {
+            self.compare(remote, &held.pool, case.op)?;
+        }
+        let mut rows: Vec<Measured> = Vec::new();
+        for (bench, rounds) in arms {
+            let first = rows.first().map(|first| &first.rounds);
+            let row = self.describe(bench.arm, case).measured(rounds.clone(), first);
+            rows.push(Measured { row, rounds });
+        }
+        Ok(rows)
+    }
+
+    fn describe(&self, arm: Arm, case: Case) -> Row {
+        let session = &self.sessions[arm.engine];
+        Row {
+            arm: self.plan.label(arm),
+            backend: self.options.backend.word().to_owned(),
+            fabric: session.fabric.clone(),
+            op: case.op.word().to_owned(),
+            notify: arm.notify.word().to_owned(),
+            prepare: arm.prepare().to_owned(),
+            transfer: arm.transfer().to_owned(),
+            session: arm.session,
+            lanes: session.lanes,
+            threads: self.options.threads,
+            depth: self.options.depth,
+            size_bytes: case.size,
+            batch: case.batch,
+            ..Row::default()
+        }
+    }
+}
+
+/// Drawn on a terminal only.
+fn progress(plan: &Plan, options: &Options) -> Outcome<ProgressBar> {
+    let loops: Vec<Loops> =
+        plan.cases.iter().map(|case| plan.loops(options, *case)).collect::<Outcome<_>>()?;
+    let rounds: u64 = loops.iter().map(|loops| loops.rounds).sum();
+    let bar = ProgressBar::new(rounds * plan.arms.len() as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
+    Ok(bar.with_style(style.map_err(|error| error.to_string())?))
+}
+
+/// Runs every case and reports.
+pub fn run(options: &Options) -> Outcome<()> {
+    let plan = Plan::new(options, available_memory())?;
+    let bar = progress(&plan, options)?;
+    let (mut remote, run) = open(options, plan)?;
+    let mut measured: Vec<Measured> = Vec::new();
+    for case in &run.plan.cases {
+        let what = format!("{} of {} x {}", case.op.word(), case.batch, case.size);
+        bar.set_message(what.clone());
+        measured.extend(run.case(&mut remote, *case, &bar).map_err(|reason| format!("{what}: {reason}"))?);
+    }
+    bar.finish_and_clear();
+    report(options, &run, &measured)
+}
+
+fn report(options: &Options, run: &Run<'_>, measured: &[Measured]) -> Outcome<()> {
+    let rows: Vec<Row> = measured.iter().map(|one| one.row.clone()).collect();
+    let json = || serde_json::to_string_pretty(&rows).map(|text| text + "\n").map_err(|e| e.to_string());
+    let mut said = false;
+    if let Some(path) = &options.json {
+        said |= write(path, &json()?)?;
+    }
+    if let Some(path) = &options.csv {
+        said |= write(path, &rows_to_csv(&rows)?)?;
+    }
+    if said {
+        return Ok(());
+    }
+    println!("{}", heading(options, run, &rows));
+    for columns in &options.columns {
+        let columns = match columns {
+            ColumnsWord::Nixlbench => Columns::Nixlbench,
+            ColumnsWord::BenchEngine => Columns::BenchEngine,
+            ColumnsWord::Baton => Columns::Baton,
+        };
+        println!("\n{}", table_of(&rows, columns).trim_end());
+    }
+    let ratio = |own: &Row, base: &Row| {
+        let rounds = |row: &Row| measured.iter().find(|one| one.row == *row).map(|one| &one.rounds);
+        let (own, base) = (rounds(own), rounds(base));
+        own.zip(base).map_or([None; 2], |(own, base)| [own.ratio_to(base), own.p50_ratio_to(base)])
+    };
+    let compared = ratios(&rows, ratio);
+    if !compared.is_empty() {
+        println!("\n{}", compared.trim_end());
+    }
+    Ok(())
+}
+
+/// Writes a file; whether it was standard output.
+fn write(path: &Path, text: &str) -> Outcome<bool> {
+    if path == Path::new("-") {
+        print!("{text}");
+        return Ok(true);
+    }
+    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    Ok(false)
+}
+
+fn heading(options: &Options, run: &Run<'_>, rows: &[Row]) -> String {
+    let fabrics: Vec<&str> = run.sessions.iter().map(|session| session.fabric.as_str()).collect();
+    let depth = match options.depth {
+        1 => "stop and wait".to_owned(),
+        depth => format!("pipelined, {depth} in flight"),
+    };
+    let rounds = rows.iter().map(|row| row.rounds).max().unwrap_or_default();
+    let checked = if options.check { "every byte compared" } else { "bytes not compared" };
+    format!(
+        "{} over {}: {depth}, {} thread(s), medians of {rounds} rounds in turn, {checked}",
+        options.backend.word(),
+        fabrics.first().unwrap_or(&"?"),
+        options.threads,
+    )
+}

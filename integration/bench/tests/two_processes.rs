@@ -1,0 +1,113 @@
+//! `baton-bench run` as people start it: two processes on the software fabrics, every byte compared by the benchmark
+//! itself.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use baton_bench::{Row, rows_from_csv};
+use baton_tests::{command, engine_directory, run, scratch, text};
+
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+fn bench(words: &str, more: &[&Path]) -> Output {
+    let variables =
+        [("BATON_PLUGIN", engine_directory().clone().into_os_string()), ("BATON_PTRACE", "any".into())];
+    let mut program = command(env!("CARGO_BIN_EXE_baton-bench"), variables);
+    program.args(words.split_whitespace()).args(more);
+    run(program, WATCHDOG)
+}
+
+fn rows(words: &str) -> Vec<Row> {
+    let output = bench(&format!("run {words} --json -"), &[]);
+    assert!(output.status.success(), "{words}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{words}: {e}\n{}", text(&output.stdout)))
+}
+
+fn every_op_and_notification(fabric: &str) {
+    let rows = rows(&format!(
+        "--fabric {fabric} --sizes 8,4096,65536 --batch 5 --iters 28 --warmup 2 --threads 2 --notify off,send,imm"
+    ));
+    assert_eq!(rows.len(), 2 * 3 * 3);
+    for row in &rows {
+        assert_eq!((row.fabric.as_str(), row.iters, row.rounds, row.batch), (fabric, 28, 7, 5), "{row:?}");
+        assert!(row.gb_per_s > 0.0 && row.lat_min_us > 0.0, "{row:?}");
+        assert!(row.lat_p50_us <= row.lat_p99_us && row.lat_p99_us <= row.lat_p999_us, "{row:?}");
+        assert_eq!(row.ratio.is_none(), row.arm == "off", "{row:?}");
+    }
+    for (op, arm) in [("WRITE", "off"), ("WRITE", "send"), ("READ", "send"), ("READ", "imm")] {
+        assert_eq!(rows.iter().filter(|row| (row.op.as_str(), row.arm.as_str()) == (op, arm)).count(), 3);
+    }
+}
+
+#[test]
+fn blocks_cross_by_local_copies_with_every_kind_of_notification() {
+    every_op_and_notification("local");
+}
+
+#[test]
+fn blocks_cross_by_tcp_with_every_kind_of_notification() {
+    every_op_and_notification("tcp");
+}
+
+#[test]
+fn all_ways_to_prepare_and_to_batch_move_the_same_blocks_pipelined() {
+    let rows = rows(
+        "--fabric tcp --sizes 4096 --batch 6 --iters 24 --rounds 2 --depth 3 --enable-notification --prepare-once \
+         --prepare-each --enable-batch-transfer --disable-batch-transfer",
+    );
+    let arms: Vec<&str> = rows.iter().take(4).map(|row| row.arm.as_str()).collect();
+    assert_eq!(arms, ["once batch", "each batch", "once single", "each single"]);
+    assert_eq!(rows.len(), 8);
+    assert!(rows.iter().all(|row| row.iters == 24 && row.depth == 3 && row.prep_avg_us > 0.0), "{rows:?}");
+}
+
+#[test]
+fn sessions_move_the_same_blocks_or_are_refused_by_name() {
+    let output =
+        bench("run --fabric tcp --sizes 4096 --batch 6 --iters 8 --prepare-each --enable-sess --json -", &[]);
+    if output.status.success() {
+        let rows: Vec<Row> = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(rows.len() == 2 && rows.iter().all(|row| row.session), "{rows:?}");
+    } else {
+        // An engine need not have lists of blocks.
+        let said = text(&output.stderr);
+        assert!(said.contains("--enable-sess: unsupported"), "{said}");
+    }
+}
+
+#[test]
+fn tables_csv_and_json_hold_the_same_rows_and_progress_is_for_terminals() {
+    let directory: PathBuf = scratch("bench-files");
+    let (json, csv) = (directory.join("rows.json"), directory.join("rows.csv"));
+    let words = "run --fabric tcp --op write --sizes 4096 --batch 2 --iters 7 --notify off,imm --json";
+    let output = bench(words, &[&json, Path::new("--csv"), &csv]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+    let tables = text(&output.stdout);
+    for column in ["B/W (GB/s)", "Max BW (GB/s)", "p99.9 (us)", "imm/off", "every byte compared"] {
+        assert!(tables.contains(column), "{column} is not in\n{tables}");
+    }
+    let rows: Vec<Row> = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows_from_csv(&std::fs::read_to_string(&csv).unwrap()).unwrap(), rows);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
+    for (words, named) in [
+        ("run --iters 0", "'--iters <ITERS>': 0 is not in 1..=10000000"),
+        ("run --backend two-sided", "--backend two-sided: it does not exist yet"),
+        ("run --backend two-sided --prepare-once", "--prepare-once: the backend two-sided prepares nothing"),
+        ("run --sizes 4096,9", "'--sizes <SIZES>': a multiple of 8"),
+    ] {
+        // An engine that does not exist would be the error if one were opened.
+        let mut program = command(env!("CARGO_BIN_EXE_baton-bench"), [("BATON_PLUGIN", "/nonexistent")]);
+        program.args(words.split_whitespace());
+        let output = run(program, WATCHDOG);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(named), "{words}: {said}");
+        assert!(!said.contains("nonexistent"), "{words}: {said}");
+    }
+}
