@@ -134,6 +134,28 @@ class RemoteRegion {
     std::uint64_t handle_ = 0;
 };
 
+// Blocks that transfers pick by index: forgotten at the end of its life, which no transfer made of it minds.
+class BlockList {
+  public:
+    // Of this engine's own memory, or with a name of that peer's.
+    BlockList(BatonHost *host, std::string_view peer, const std::vector<BatonDesc> &blocks) : host_(host) {
+        detail::check(baton_create_block_list(host_, detail::slice(peer), blocks.data(), blocks.size(), &handle_));
+    }
+    BlockList(BlockList &&other) noexcept : host_(std::exchange(other.host_, nullptr)), handle_(other.handle_) {}
+    BlockList &operator=(BlockList &&) = delete;
+    ~BlockList() {
+        if (host_ != nullptr) {
+            baton_release_block_list(host_, handle_);
+        }
+    }
+
+    std::uint64_t handle() const noexcept { return handle_; }
+
+  private:
+    BatonHost *host_;
+    std::uint64_t handle_ = 0;
+};
+
 // A transfer, prepared once and posted any number of times. The end of its life releases it; while its memory may
 // still be touched that is only a cancel, and the engine keeps the request until it is closed: wait first.
 class Transfer {
@@ -149,6 +171,24 @@ class Transfer {
                                     remote.data(),
                                     remote.size()};
         detail::check(baton_create_xfer_req(host_, &spec, &raw_));
+    }
+    Transfer(BatonHost *host, std::uint32_t op, std::string_view peer, const BlockList &local,
+             const std::vector<std::uint32_t> &local_indices, const BlockList &remote,
+             const std::vector<std::uint32_t> &remote_indices)
+        : host_(host) {
+        if (local_indices.size() != remote_indices.size()) {
+            throw Error(BATON_ERR_INVALID_PARAM, std::to_string(local_indices.size()) + " local indices, " +
+                                                     std::to_string(remote_indices.size()) + " remote ones");
+        }
+        const BatonIndexSpec spec = {static_cast<std::uint32_t>(sizeof(BatonIndexSpec)),
+                                     op,
+                                     detail::slice(peer),
+                                     local.handle(),
+                                     remote.handle(),
+                                     local_indices.data(),
+                                     remote_indices.data(),
+                                     local_indices.size()};
+        detail::check(baton_create_xfer_from_indices(host_, &spec, &raw_));
     }
     Transfer(Transfer &&other) noexcept
         : host_(other.host_), raw_(std::exchange(other.raw_, nullptr)) {}
@@ -249,6 +289,15 @@ class Engine {
     }
     Transfer write(std::string_view peer, const std::vector<BatonDesc> &local, const std::vector<BatonDesc> &remote) {
         return Transfer(host_, BATON_OP_WRITE, peer, local, remote);
+    }
+    // Blocks for transfers by index: of `peer`, or without a name our own.
+    BlockList block_list(const std::vector<BatonDesc> &blocks, std::string_view peer = {}) {
+        return BlockList(host_, peer, blocks);
+    }
+    Transfer by_index(std::uint32_t op, std::string_view peer, const BlockList &local,
+                      const std::vector<std::uint32_t> &local_indices, const BlockList &remote,
+                      const std::vector<std::uint32_t> &remote_indices) {
+        return Transfer(host_, op, peer, local, local_indices, remote, remote_indices);
     }
     void notify(std::string_view peer, std::string_view message) {
         detail::check(baton_gen_notif(host_, detail::slice(peer), detail::slice(message)));

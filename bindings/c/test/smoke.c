@@ -121,6 +121,52 @@ static void transfer(Agent *agent, Agent *other, const char *peer, uint64_t remo
     check(code, "release_xfer_req");
 }
 
+/* The last block of `other` into the first of `agent`, by index. An engine may have no lists of blocks. */
+static int by_index(Agent *agent, Agent *other, const char *peer, uint64_t remote) {
+    BatonDesc local[BLOCKS], there[BLOCKS];
+    BatonIndexSpec spec;
+    BatonXfer *xfer = NULL;
+    uint32_t first = 0, last = BLOCKS - 1, none = BLOCKS;
+    BatonStatus code;
+    int i;
+    for (i = 0; i < BLOCKS; i++) {
+        BatonDesc here = {(uint64_t)(uintptr_t)agent->memory + (uint64_t)i * BLOCK, BLOCK, agent->region, 0};
+        BatonDesc away = {(uint64_t)(uintptr_t)other->memory + (uint64_t)i * BLOCK, BLOCK, remote, 0};
+        local[i] = here;
+        there[i] = away;
+    }
+    memset(&spec, 0, sizeof spec);
+    spec.size_bytes = sizeof spec;
+    spec.op = BATON_OP_READ;
+    spec.peer = slice(peer);
+    spec.index_count = 1;
+    spec.local_indices = &first;
+    spec.remote_indices = &none;
+    code = baton_create_block_list(agent->host, slice(""), local, BLOCKS, &spec.local_list);
+    if (code == BATON_ERR_UNSUPPORTED) {
+        return 0;
+    }
+    check(code, "create_block_list");
+    check(baton_create_block_list(agent->host, slice(peer), there, BLOCKS, &spec.remote_list), "create_block_list");
+    require(baton_create_xfer_from_indices(agent->host, &spec, &xfer) == BATON_ERR_INVALID_PARAM && xfer == NULL,
+            "an index behind the end is an invalid argument");
+    spec.remote_indices = &last;
+    check(baton_create_xfer_from_indices(agent->host, &spec, &xfer), "create_xfer_from_indices");
+    check(baton_release_block_list(agent->host, spec.local_list), "release_block_list");
+    check(baton_release_block_list(agent->host, spec.remote_list), "release_block_list");
+    require(baton_release_block_list(agent->host, spec.local_list) == BATON_ERR_NOT_FOUND, "a list is released once");
+    check(baton_post_xfer_req(agent->host, xfer, slice(""), 0), "post_xfer_req");
+    while (check(baton_xfer_status(agent->host, xfer), "xfer_status") == BATON_IN_PROGRESS) {
+        step(agent, other);
+    }
+    while ((code = baton_release_xfer_req(agent->host, xfer)) == BATON_ERR_BUSY) {
+        step(agent, other);
+    }
+    check(code, "release_xfer_req");
+    require(memcmp(agent->memory, other->memory + (BLOCKS - 1) * BLOCK, BLOCK) == 0, "the index named another block");
+    return 1;
+}
+
 static void expect(Agent *agent, Agent *other, const char *peer, const char *message) {
     uint8_t buffer[4096];
     uint64_t needed = 0, count = 0;
@@ -151,6 +197,7 @@ int main(void) {
     static Agent prefill, decode;
     static char json[1 << 16];
     uint64_t at_prefill, at_decode, size = 0;
+    int indexed;
     begin = time(NULL);
     open_agent(&prefill, "prefill", 1);
     open_agent(&decode, "decode", 2);
@@ -169,6 +216,8 @@ int main(void) {
         require(decode.memory[i] == ((i / BLOCK) % 2 == 0 ? 0 : outside), "the WRITE moved something else");
     }
 
+    indexed = by_index(&prefill, &decode, "decode", at_decode);
+
     require(baton_deregister(prefill.host, 424242) == BATON_ERR_NOT_FOUND, "an unknown region is not found");
     check(baton_last_error((uint8_t *)json, sizeof json, &size), "last_error");
     require(size > 0, "an error has a text");
@@ -183,6 +232,7 @@ int main(void) {
     check(baton_engine_close(decode.host), "close");
     free(prefill.memory);
     free(decode.memory);
-    printf("C host: READ and WRITE of %d blocks, libbaton %s\n", BLOCKS / 2, baton_version());
+    printf("%sC host: READ and WRITE of %d blocks, libbaton %s\n", indexed ? "by index: " : "", BLOCKS / 2,
+           baton_version());
     return 0;
 }

@@ -23,6 +23,31 @@ void step(baton::Engine &a, baton::Engine &b) {
     std::this_thread::yield();
 }
 
+// The odd blocks, the last first, unless the engine has no lists of blocks.
+void by_index(baton::Engine &prefill, baton::Engine &decode, baton::Region &ours, const baton::RemoteRegion &remote,
+              std::uint64_t there, const baton::Bytes &source, const baton::Bytes &target) {
+    std::vector<BatonDesc> local, away;
+    for (std::size_t i = 0; i < blocks; ++i) {
+        local.push_back(ours.desc(i * block, block));
+        away.push_back(remote.desc(there + i * block, block));
+    }
+    try {
+        const auto here = prefill.block_list(local), at_decode = prefill.block_list(away, "decode");
+        auto write = prefill.by_index(BATON_OP_WRITE, "decode", here, {7, 5, 3, 1}, at_decode, {1, 3, 5, 7});
+        write.post();
+        while (write.status() != BATON_OK) {
+            step(prefill, decode);
+        }
+        require(target == source, "the indices moved something else");
+        while (!write.release()) {
+            step(prefill, decode);
+        }
+        std::printf("by index: ");
+    } catch (const baton::Error &error) {
+        require(error.code() == BATON_ERR_UNSUPPORTED, error.what());
+    }
+}
+
 void run() {
     baton::Bytes source(block * blocks, 7), target(block * blocks, 9);
     baton::Engine prefill("prefill"), decode("decode");
@@ -53,6 +78,8 @@ void run() {
     while (!write.release()) {
         step(prefill, decode);
     }
+
+    by_index(prefill, decode, ours, remote, theirs.addr(), source, target);
 
     bool thrown = false;
     try {

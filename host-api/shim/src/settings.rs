@@ -154,6 +154,15 @@ pub const SETTINGS: &[Setting] = &[
         what: "Multiplies every deadline of the protocol.",
     },
     Setting {
+        name: "chunk_bytes",
+        variable: "BATON_CHUNK_BYTES",
+        values: Values::Number(4096, 4 << 20),
+        default: Some("4194304"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "Longest work request; longer blocks are cut, and shorter where that lets every lane have a share.",
+    },
+    Setting {
         name: "devices",
         variable: "BATON_DEVICES",
         values: Values::Text(

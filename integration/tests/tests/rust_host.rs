@@ -241,6 +241,39 @@ fn a_waiting_notification_makes_the_descriptor_readable() {
 }
 
 #[test]
+fn blocks_picked_by_index_arrive_and_their_lists_may_go_before_them() {
+    const BLOCK: u64 = 4096;
+    const COUNT: u64 = 8;
+    let pair = pair(("index-a", "index-b"), (BLOCK * COUNT) as usize);
+    let base = pair.region_b.addr();
+    let here: Vec<_> = (0..COUNT).map(|n| pair.region_a.desc(n * BLOCK, BLOCK)).collect();
+    let there: Vec<_> = (0..COUNT).map(|n| pair.to_b.desc(base + n * BLOCK, BLOCK)).collect();
+    let local = pair.a.create_block_list("", &here).expect("list");
+    let remote = pair.a.create_block_list("index-b", &there).expect("list");
+    let make = |l: &[u32], r: &[u32]| {
+        pair.a.create_xfer_from_indices(Op::Write, "index-b", (&local, l), (&remote, r))
+    };
+    let refused = make(&[0, 8], &[0, 1]).expect_err("refused");
+    assert_eq!(refused.code, ErrorCode::InvalidParam);
+    assert!(refused.text.contains("index 1") && refused.text.contains("no block 8"), "{refused}");
+    assert_eq!(make(&[0, 1], &[0]).expect_err("refused").code, ErrorCode::InvalidParam);
+    let foreign = pair.b.create_block_list("", &[pair.region_b.desc(0, BLOCK)]).expect("list of b");
+    let refused = pair.a.create_xfer_from_indices(Op::Write, "index-b", (&foreign, &[0]), (&remote, &[0]));
+    assert_eq!(refused.expect_err("another engine's").code, ErrorCode::NotFound);
+
+    let write = make(&[6, 1, 0], &[2, 0, 5]).expect("create");
+    drop((local, remote));
+    write.post(Some(b"picked")).expect("post");
+    wait("the transfer", || write.status().expect("status") == Status::Done);
+    wait("its notification", || !pair.b.notifications().expect("notifications").is_empty());
+    for (n, block) in pair.memory_b.chunks(BLOCK as usize).enumerate() {
+        let byte = if [0, 2, 5].contains(&n) { 7 } else { 9 };
+        // SAFETY: the memory is ours; volatile because the engine wrote it behind the compiler's back.
+        assert!(block.iter().all(|b| unsafe { std::ptr::from_ref(b).read_volatile() } == byte), "block {n}");
+    }
+}
+
+#[test]
 fn many_transfers_are_polled_together_and_every_byte_arrives() {
     const BLOCK: u64 = 4096;
     const COUNT: u64 = 100;

@@ -5,9 +5,12 @@
 //! their *destination* (remote for WRITE, local for READ) comes last. Where destinations overlap the plan keeps the host's order
 //! and asks for one lane ([`Plan::is_ordered`]): then the later piece is also placed later.
 
+mod blocks;
 mod order;
 
 use baton_fabric::Op;
+
+pub use blocks::{Block, BlockTable, IndexError, Picked, Selection};
 
 /// One descriptor pair: a span of local memory and the span of remote memory it moves from or to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,14 +105,25 @@ pub struct Plan {
 impl Plan {
     /// Makes a plan. `pairs` are already checked against their regions ([`check_span`]); overflow is checked again here.
     pub fn build(op: Op, mut pairs: Vec<Pair>, limits: PlanLimits) -> Result<Plan, PlanError> {
-        check_overflow(&pairs)?;
-        pairs.retain(|pair| pair.len_bytes != 0);
-        let ordered = !arrange(op, &mut pairs);
+        if survey(&pairs)? {
+            pairs.retain(|pair| pair.len_bytes != 0);
+        }
+        let ordered = match arrange(op, &pairs) {
+            Arranged::AsListed => false,
+            Arranged::Sorted(order) => {
+                pairs = gather(pairs.len(), order.positions().map(|position| pairs[position]));
+                return Plan::cut(op, pairs, false, limits);
+            }
+            Arranged::Overlapping => true,
+        };
         merge(&mut pairs);
-        let pieces = cut(pairs, limits)?;
-        let (total_bytes, longest_bytes) = pieces.iter().fold((0, 0), |(sum, longest): (u64, u64), piece| {
-            (sum + piece.len_bytes, longest.max(piece.len_bytes))
-        });
+        Plan::cut(op, pairs, ordered, limits)
+    }
+
+    /// Cuts merged pairs into pieces.
+    fn cut(op: Op, merged: Vec<Pair>, ordered: bool, limits: PlanLimits) -> Result<Plan, PlanError> {
+        let (pieces, longest_bytes) = cut(merged, limits)?;
+        let total_bytes = pieces.iter().map(|piece| piece.len_bytes).sum();
         Ok(Plan { op, pieces, total_bytes, longest_bytes, max_pieces: limits.max_pieces, ordered })
     }
 
@@ -149,61 +163,84 @@ impl Plan {
     }
 }
 
-fn check_overflow(pairs: &[Pair]) -> Result<(), PlanError> {
+/// Checks for overflow; whether there are empty pairs.
+fn survey(pairs: &[Pair]) -> Result<bool, PlanError> {
+    let mut empty = false;
     for (index, pair) in pairs.iter().enumerate() {
         for (side, addr) in [("local", pair.local_addr), ("remote", pair.remote_addr)] {
             if addr.checked_add(pair.len_bytes).is_none() {
                 return Err(PlanError::Overflow { index, side, addr, len_bytes: pair.len_bytes });
             }
         }
+        empty |= pair.len_bytes == 0;
     }
-    Ok(())
+    Ok(empty)
 }
 
-/// Sorts by (remote region, remote address) unless destinations overlap; says whether they do not.
-fn arrange(op: Op, pairs: &mut Vec<Pair>) -> bool {
+/// In which order pairs become pieces.
+enum Arranged {
+    /// They ascend by (remote region, remote address) already.
+    AsListed,
+    /// They do in this order.
+    Sorted(order::Order),
+    /// Their destinations overlap: in the host's order.
+    Overlapping,
+}
+
+fn arrange(op: Op, pairs: &[Pair]) -> Arranged {
+    let by_remote: fn(&Pair) -> (u32, u64) = |pair| (pair.remote, pair.remote_addr);
+    let by_local: fn(&Pair) -> (u32, u64) = |pair| (pair.local, pair.local_addr);
     let ascending = |key: fn(&Pair) -> (u32, u64)| {
         pairs.windows(2).all(|w| {
             let ((ra, aa), (rb, ab)) = (key(&w[0]), key(&w[1]));
             ra < rb || (ra == rb && aa + w[0].len_bytes <= ab)
         })
     };
-    let by_remote: fn(&Pair) -> (u32, u64) = |p| (p.remote, p.remote_addr);
-    let by_local: fn(&Pair) -> (u32, u64) = |p| (p.local, p.local_addr);
-    let remote_ascends = ascending(by_remote);
-    match op {
-        Op::Write if remote_ascends => return true,
-        Op::Write => {
-            let order = order::ascending(pairs, by_remote);
-            if overlaps(pairs, &order, op) {
-                return false;
-            }
-            *pairs = gather(pairs, &order);
-        }
-        Op::Read => {
-            if !ascending(by_local) && overlaps(pairs, &order::ascending(pairs, by_local), op) {
-                return false;
-            }
-            // Sources may overlap or repeat; the order of equal ones stays the host's.
-            if !remote_ascends {
-                let order = order::ascending(pairs, by_remote);
-                *pairs = gather(pairs, &order);
-            }
+    let sort = |key: fn(&Pair) -> (u32, u64)| order::ascending(pairs.len(), |at| key(&pairs[at]));
+    if op == Op::Read && !ascending(by_local) && overlaps(pairs, &sort(by_local), op) {
+        return Arranged::Overlapping;
+    }
+    if ascending(by_remote) {
+        return Arranged::AsListed;
+    }
+    // Sources may overlap or repeat; the order of equal ones stays the host's.
+    let order = sort(by_remote);
+    if op == Op::Write && overlaps(pairs, &order, op) {
+        Arranged::Overlapping
+    } else {
+        Arranged::Sorted(order)
+    }
+}
+
+/// Whether destinations overlap; `order` is theirs.
+fn overlaps(pairs: &[Pair], order: &order::Order, op: Op) -> bool {
+    let uniform = pairs.first().map_or(0, |first| first.len_bytes);
+    if pairs.iter().all(|pair| pair.len_bytes == uniform)
+        && let Some(answer) = order.spans_overlap(uniform)
+    {
+        return answer;
+    }
+    let mut before: Option<&Pair> = None;
+    order.positions().any(|position| {
+        let pair = &pairs[position];
+        let (region, addr) = pair.destination(op);
+        before.replace(pair).is_some_and(|before| {
+            let (region_before, addr_before) = before.destination(op);
+            region_before == region && addr_before + before.len_bytes > addr
+        })
+    })
+}
+
+/// Collects pairs, merging neighbours.
+fn gather(count: usize, pairs: impl Iterator<Item = Pair>) -> Vec<Pair> {
+    let mut out: Vec<Pair> = Vec::with_capacity(count);
+    for next in pairs {
+        match out.last_mut() {
+            Some(kept) if kept.touches(&next) => kept.len_bytes += next.len_bytes,
+            _ => out.push(next),
         }
     }
-    true
-}
-
-fn gather(pairs: &[Pair], order: &[u32]) -> Vec<Pair> {
-    order.iter().map(|&position| pairs[position as usize]).collect()
-}
-
-fn overlaps(pairs: &[Pair], order: &[u32], op: Op) -> bool {
-    order.windows(2).any(|w| {
-        let (a, b) = (&pairs[w[0] as usize], &pairs[w[1] as usize]);
-        let ((region_a, addr_a), (region_b, addr_b)) = (a.destination(op), b.destination(op));
-        region_a == region_b && addr_a + a.len_bytes > addr_b
-    })
+    out
 }
 
 fn merge(pairs: &mut Vec<Pair>) {
@@ -216,10 +253,16 @@ fn merge(pairs: &mut Vec<Pair>) {
     });
 }
 
-fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<Vec<Pair>, PlanError> {
+/// The pieces, and the length of the longest.
+fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<(Vec<Pair>, u64), PlanError> {
     let max_chunk_bytes = limits.max_chunk_bytes.clamp(1, MAX_CHUNK_BYTES);
     let chunk = u64::from(max_chunk_bytes);
-    let pieces = pairs.iter().fold(0u64, |n, pair| n.saturating_add(pair.len_bytes.div_ceil(chunk)));
+    let longest = pairs.iter().map(|pair| pair.len_bytes).max().unwrap_or(0);
+    let pieces = if longest <= chunk {
+        pairs.len() as u64
+    } else {
+        pairs.iter().fold(0u64, |n, pair| n.saturating_add(pair.len_bytes.div_ceil(chunk)))
+    };
     if pieces > limits.max_pieces as u64 {
         return Err(PlanError::TooManyPieces {
             pieces: usize::try_from(pieces).unwrap_or(usize::MAX),
@@ -228,7 +271,7 @@ fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<Vec<Pair>, PlanError> {
         });
     }
     if pieces == pairs.len() as u64 {
-        return Ok(pairs);
+        return Ok((pairs, longest));
     }
     let mut out = Vec::with_capacity(pieces as usize);
     for pair in pairs {
@@ -244,7 +287,7 @@ fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<Vec<Pair>, PlanError> {
             done += len_bytes;
         }
     }
-    Ok(out)
+    Ok((out, longest.min(chunk)))
 }
 
 /// Why a span does not lie in its region.

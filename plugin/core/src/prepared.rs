@@ -72,8 +72,11 @@ impl Prepared {
         remotes: &[KeyTable<'_>],
         split: &LaneSplit<'_>,
     ) -> Result<Prepared, PrepareError> {
-        let pieces = cut(plan, locals, remotes, split.max_message_bytes)?;
-        let lanes = split_ranges(&pieces, plan.total_bytes(), plan.is_ordered(), split);
+        let wanted = lanes_wanted(plan, split);
+        // No piece is longer than a lane's share: one large descriptor is spread like many small ones.
+        let share = plan.total_bytes().div_ceil(wanted).next_multiple_of(SHARE_ALIGN_BYTES);
+        let pieces = cut(plan, locals, remotes, split.max_message_bytes.min(share))?;
+        let lanes = split_ranges(&pieces, plan.total_bytes(), wanted, split);
         let mut templates = Vec::with_capacity(pieces.len());
         for range in &lanes {
             let rails = split.lanes[usize::from(range.lane.0)];
@@ -125,11 +128,23 @@ impl Prepared {
     }
 }
 
+/// Pieces that are cut to spread over lanes end at multiples of this from their start.
+const SHARE_ALIGN_BYTES: u64 = 4096;
+
+fn lane_count(split: &LaneSplit<'_>) -> u64 {
+    split.lanes.len().clamp(1, MAX_LANES) as u64
+}
+
+/// Lanes that the transfer's length is worth.
+fn lanes_wanted(plan: &Plan, split: &LaneSplit<'_>) -> u64 {
+    let wanted = if plan.is_ordered() { 1 } else { plan.total_bytes() / split.stripe_min_bytes.max(1) };
+    wanted.clamp(1, lane_count(split))
+}
+
 /// Contiguous ranges of about equal bytes: neighbours in memory stay on one lane.
-fn split_ranges(pieces: &[Pair], total: u64, ordered: bool, split: &LaneSplit<'_>) -> Box<[LaneRange]> {
-    let lane_count = split.lanes.len().clamp(1, MAX_LANES) as u64;
-    let wanted = if ordered { 1 } else { total / split.stripe_min_bytes.max(1) };
-    let used = wanted.clamp(1, lane_count).min(pieces.len() as u64);
+fn split_ranges(pieces: &[Pair], total: u64, wanted: u64, split: &LaneSplit<'_>) -> Box<[LaneRange]> {
+    let lane_count = lane_count(split);
+    let used = wanted.min(pieces.len() as u64);
     let mut ranges = Vec::with_capacity(used as usize);
     let (mut start, mut sent) = (0usize, 0u64);
     for k in 0..used {

@@ -35,6 +35,8 @@ pub struct Config {
     pub notify: NotifyMode,
     /// Multiplies all protocol deadlines.
     pub timeout_scale: u32,
+    /// Longest work request, 1 to 4 MiB; sessions may ask for shorter ones.
+    pub chunk_bytes: u32,
     /// What every thread of the engine does first.
     pub thread_start: Option<ThreadStart>,
 }

@@ -74,6 +74,7 @@ impl Driver {
             fabrics,
             registry: RwLock::new(registry),
             regions: RwLock::new(HashMap::new()),
+            block_lists: RwLock::default(),
             partial_registrations_said: Mutex::default(),
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),

@@ -5,6 +5,7 @@
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
 //! sessions to fabrics; `service.rs` is the thread that sleeps on events.
 
+mod blocks;
 mod clock;
 mod config;
 mod connect;
@@ -16,6 +17,7 @@ mod error;
 mod halt;
 mod inbox;
 mod landed;
+mod lane_map;
 mod lifeline;
 mod listen;
 mod memory;

@@ -3,6 +3,7 @@
 use crate::connect::Made;
 use crate::err;
 use crate::error::Result;
+use crate::lane_map::LaneMap;
 use crate::lifeline::Lifeline;
 use crate::peer::{Channel, Conn, Peer, PeerState};
 use crate::shared::Shared;
@@ -12,7 +13,7 @@ use baton_core::notify::NotifyMode;
 use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};
 use baton_fabric::Caps;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Shared {
     /// Both sides agreed: the session exists from here on. `stash`: completions that came before.
@@ -38,7 +39,14 @@ impl Shared {
             }
         };
         let Made { set, theirs, agreed, established, stream, reader, identity, verified } = made;
-        let lanes = set.lane_rails(&theirs, &agreed);
+        let lanes = Arc::new(LaneMap {
+            generation: self.next_generation.fetch_add(1, Ordering::Relaxed),
+            fabric: Arc::clone(&set.fabric),
+            fabric_index: set.fabric_index,
+            rails: set.lane_rails(&theirs, &agreed),
+            max_message_bytes: agreed.max_message_bytes,
+            next_lane: AtomicU64::new(0),
+        });
         let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
         let watch = Watch::new(now, self.config.timeout_scale);
         let lifeline = Lifeline::new(
@@ -58,16 +66,15 @@ impl Shared {
             peer.instance,
             established.epoch.0,
             theirs.fabric,
-            lanes.len(),
+            lanes.rails.len(),
             if agreed.notify == NotifyMode::Send { ", notifications by SEND" } else { "" },
             if verified { "" } else { ", inbound only until its connection information is loaded" }
         );
-        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        let generation = lanes.generation;
         peer.opened_at.store(generation, Ordering::Relaxed);
         peer.connected.store(true, Ordering::Release);
         self.forget_ids_before(&peer.name(), generation);
         state.conn = Conn::Open(Box::new(Channel {
-            generation,
             fabric: Arc::clone(&set.fabric),
             fabric_index: set.fabric_index,
             session,
@@ -78,9 +85,7 @@ impl Shared {
             session_id: established.session,
             verified,
             identity,
-            next_lane: 0,
             lanes,
-            max_message_bytes: agreed.max_message_bytes,
             has_janitor: false,
             reason: None,
         }));

@@ -4,8 +4,9 @@
 //! while holding a peer.
 
 use crate::err;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::inbox::{HostEvent, Notification};
+use crate::lane_map::LaneMap;
 use crate::lifeline::LifelineHandle;
 use crate::memory::{EpochMemory, RING_BYTES};
 use crate::shared::Shared;
@@ -13,7 +14,6 @@ use crate::transfer::Xfer;
 use baton_core::handshake;
 use baton_core::notify::{Carry, ID_BYTES, Tell};
 use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
-use baton_core::prepared::{LaneRails, LaneSplit, PrepareError, Prepared};
 use baton_core::wire::{ConnInfo, LifelineFrame};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
@@ -92,8 +92,6 @@ pub(crate) struct PendingAttempt {
 
 /// Everything of one epoch.
 pub(crate) struct Channel {
-    /// Unique in the engine; prepared transfers remember it.
-    pub generation: u64,
     pub fabric: Arc<dyn Fabric>,
     pub fabric_index: usize,
     pub session: Session,
@@ -106,11 +104,7 @@ pub(crate) struct Channel {
     pub verified: bool,
     /// What the listener kept to verify the initiator once its connection information arrives.
     pub identity: Option<handshake::IdentityProof>,
-    pub next_lane: u64,
-    /// Rails of each lane.
-    pub lanes: Box<[LaneRails]>,
-    /// Longest work request that both sides permit.
-    pub max_message_bytes: u64,
+    pub lanes: Arc<LaneMap>,
     /// Ending, and a thread is at it.
     pub has_janitor: bool,
     /// Why it is ending.
@@ -246,10 +240,12 @@ impl PeerState {
 
     /// Hands a begun transfer to the open session. An error leaves nothing behind but is not yet published to the transfer.
     pub fn submit(&mut self, now: Nanos, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
+        // Under the peer's lock: a withdrawal that came before finds it here, one that comes after finds it in flight.
+        xfer.check_remotes()?;
         let token = self.take_token(xfer);
         let outcome = match self.outgoing() {
             None => Err(err!(RemoteDisconnect, "the session ended before the transfer could be posted")),
-            Some(channel) => channel.prepare(xfer).and_then(|work| {
+            Some(channel) => channel.lanes.prepare(xfer).and_then(|work| {
                 channel.session.submit_telling(now, token as u64, work, tell).map_err(submit_error)
             }),
         };
@@ -317,38 +313,6 @@ impl PeerState {
         let mut old = std::mem::take(&mut self.carry);
         old.set_deadlines(Nanos(u64::MAX));
         if resumed { old } else { old.restart() }
-    }
-}
-
-impl Channel {
-    /// Templates for this channel: kept from the last post, or made anew.
-    fn prepare(&mut self, xfer: &Xfer) -> Result<Arc<Prepared>> {
-        let mut kept = xfer.prepared.lock();
-        if let Some(work) = kept.as_ref().filter(|work| work.lane_map_generation() == self.generation) {
-            return Ok(Arc::clone(work));
-        }
-        let name = self.fabric.name();
-        let locals = xfer.locals.iter().map(|mr| mr.key_table(self.fabric_index, name));
-        let locals: Vec<_> = locals.collect::<Result<_>>()?;
-        let remotes: Vec<_> = xfer.remotes.iter().map(|side| side.key_table(name)).collect::<Result<_>>()?;
-        let split = LaneSplit {
-            lanes: &self.lanes,
-            max_message_bytes: self.max_message_bytes,
-            stripe_min_bytes: self.fabric.caps().stripe_min_bytes,
-            first_lane: self.next_lane,
-            lane_map_generation: self.generation,
-        };
-        let work = Prepared::new(&xfer.plan, &locals, &remotes, &split).map_err(|e| {
-            let code = match &e {
-                PrepareError::Rail { .. } => Code::Protocol,
-                PrepareError::TooManyPieces { .. } => Code::Limit,
-            };
-            Error::new(code, format!("fabric {name}: {e}"))
-        })?;
-        self.next_lane += 1;
-        let work = Arc::new(work);
-        *kept = Some(Arc::clone(&work));
-        Ok(work)
     }
 }
 

@@ -8,6 +8,7 @@ use baton_core::wire::MAX_REGION_KEYS;
 use baton_fabric::{Fabric, FabricError, Keys, MAX_RAILS, Memory, RegionKeys};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What one fabric made of a region.
@@ -64,19 +65,19 @@ pub struct Mr {
     pub(crate) region: Arc<LocalRegion>,
     /// One entry per fabric, in the engine's order: what it made, or why it did not.
     pub(crate) on: Vec<std::result::Result<OnFabric, FabricError>>,
-    pins: Mutex<Pins>,
+    /// [`REVOKED`] and the count of transfers that use it.
+    pins: AtomicU64,
+    /// Guards nothing but the wait for the last pin.
+    waiting: Mutex<()>,
     unpinned: Condvar,
 }
 
-#[derive(Default)]
-struct Pins {
-    active: u32,
-    revoked: bool,
-}
+/// No new pins.
+const REVOKED: u64 = 1 << 63;
 
 impl Mr {
     pub(crate) fn new(region: Arc<LocalRegion>, on: Vec<std::result::Result<OnFabric, FabricError>>) -> Mr {
-        Mr { region, on, pins: Mutex::new(Pins::default()), unpinned: Condvar::new() }
+        Mr { region, on, pins: AtomicU64::new(0), waiting: Mutex::new(()), unpinned: Condvar::new() }
     }
 
     /// The keys with which a session on this fabric names the region in its own work requests.
@@ -98,35 +99,44 @@ impl Mr {
         }
     }
 
+    /// An error once it was withdrawn.
+    pub(crate) fn check_registered(&self) -> Result<()> {
+        if self.pins.load(Ordering::Acquire) & REVOKED == 0 {
+            return Ok(());
+        }
+        Err(err!(NotFound, "local region {:#x} is not registered any more", self.region.handle.0))
+    }
+
     /// Counts one more posted transfer; `false` if the region was withdrawn.
     pub(crate) fn pin(&self) -> bool {
-        let mut pins = self.pins.lock();
-        if !pins.revoked {
-            pins.active += 1;
+        if self.pins.fetch_add(1, Ordering::AcqRel) & REVOKED == 0 {
+            return true;
         }
-        !pins.revoked
+        self.unpin();
+        false
     }
 
     /// Takes one `pin` back.
     pub(crate) fn unpin(&self) {
-        let mut pins = self.pins.lock();
-        pins.active -= 1;
-        if pins.active == 0 && pins.revoked {
+        if self.pins.fetch_sub(1, Ordering::AcqRel) == REVOKED + 1 {
+            // Whoever waits has either seen the count before, and then sleeps by now, or sees it now.
+            drop(self.waiting.lock());
             self.unpinned.notify_all();
         }
     }
 
     /// No new pins from now on.
     pub(crate) fn revoke(&self) {
-        self.pins.lock().revoked = true;
+        self.pins.fetch_or(REVOKED, Ordering::AcqRel);
     }
 
     /// Waits for the last pin to go; `false` when `deadline` came first.
     pub(crate) fn wait_unpinned(&self, deadline: Instant) -> bool {
-        let mut pins = self.pins.lock();
-        while pins.active > 0 {
-            if self.unpinned.wait_until(&mut pins, deadline).timed_out() {
-                return pins.active == 0;
+        let active = || self.pins.load(Ordering::Acquire) & !REVOKED;
+        let mut waiting = self.waiting.lock();
+        while active() > 0 {
+            if self.unpinned.wait_until(&mut waiting, deadline).timed_out() {
+                return active() == 0;
             }
         }
         true

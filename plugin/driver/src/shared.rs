@@ -1,5 +1,6 @@
 //! What the host's calls and the engine's threads share, and the rules about peers that concern all of it.
 
+use crate::blocks::BlockLists;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::err;
@@ -72,6 +73,7 @@ pub(crate) struct Shared {
     pub routes: Vec<Routes>,
     pub registry: RwLock<Registry>,
     pub regions: RwLock<HashMap<u64, Arc<Mr>>>,
+    pub block_lists: BlockLists,
     /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
     pub partial_registrations_said: Mutex<HashSet<(&'static str, bool)>>,
     pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
@@ -292,6 +294,7 @@ impl Shared {
         let patience = self.scaled(JOIN_MS);
         let joined = self.threads.join(Instant::now() + patience);
         self.peers.write().clear();
+        self.block_lists.write().clear();
         self.routes.iter().for_each(Routes::clear);
         self.hook.set(0, None);
         joined.map_err(|names| err!(Timeout, "threads still run after {patience:?}: {}", names.join(", ")))

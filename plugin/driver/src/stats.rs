@@ -87,8 +87,8 @@ fn peer_stats(peer: &Peer) -> Value {
             "id": channel.session_id.0,
             "epoch": channel.epoch.0,
             "fabric": channel.fabric.name(),
-            "lanes": channel.lanes.len(),
-            "rails": channel.lanes.iter().map(|lane| [lane.own, lane.peer]).collect::<Vec<_>>(),
+            "lanes": channel.lanes.rails.len(),
+            "rails": channel.lanes.rails.iter().map(|lane| [lane.own, lane.peer]).collect::<Vec<_>>(),
             "verified": channel.verified,
             "protocol": serde_json::to_value(channel.session.stats()).unwrap_or_else(|e| Value::String(e.to_string())),
         });

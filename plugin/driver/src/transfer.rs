@@ -9,10 +9,14 @@ use baton_core::notify::Tell;
 use baton_core::plan::Plan;
 use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
-use baton_fabric::Op;
+use baton_core::wire::Access;
+use baton_fabric::{Memory, Op};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What a host does about a transfer whose regions are gone.
+const REBUILD: &str = "build a new request from current registrations";
 
 const NOT_POSTED: u8 = 0;
 const IN_PROGRESS: u8 = 1;
@@ -76,6 +80,7 @@ impl Told {
 }
 
 /// Owner's side of a transfer.
+#[derive(Clone)]
 pub(crate) enum RemoteSide {
     /// A region that a peer exported.
     Peer(Arc<RemoteRegion>),
@@ -136,35 +141,58 @@ impl Xfer {
                 Err(now) => current = now,
             }
         }
-        let pinned = self.locals.iter().take_while(|mr| mr.pin()).count();
-        let own = self.remotes.iter().filter_map(RemoteSide::own);
-        let pinned_own =
-            if pinned == self.locals.len() { own.clone().take_while(|mr| mr.pin()).count() } else { 0 };
-        let withdrawn =
-            self.remotes.iter().any(|side| matches!(side, RemoteSide::Peer(region) if region.is_revoked()));
-        if pinned == self.locals.len() && pinned_own == own.clone().count() && !withdrawn {
-            self.state.store(IN_PROGRESS, Ordering::Release);
-            return Ok(());
+        match self.pin() {
+            Ok(()) => {
+                self.state.store(IN_PROGRESS, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => {
+                self.conclude(Err(error.clone()));
+                Err(error)
+            }
         }
-        self.locals[..pinned].iter().for_each(|mr| mr.unpin());
-        own.take(pinned_own).for_each(|mr| mr.unpin());
-        let whose = if withdrawn {
-            "a remote region of it was withdrawn by its owner"
-        } else {
-            "a region of it was deregistered"
+    }
+
+    /// Pins every region of this engine, or none.
+    fn pin(&self) -> Result<()> {
+        self.check_remotes()?;
+        for (nth, mr) in self.own_regions().enumerate() {
+            if !mr.pin() {
+                self.own_regions().take(nth).for_each(|mr| mr.unpin());
+                return Err(err!(
+                    NotFound,
+                    "cannot post the transfer: region {:#x} of it was deregistered; {REBUILD}",
+                    mr.region.handle.0
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn own_regions(&self) -> impl Iterator<Item = &Arc<Mr>> {
+        self.locals.iter().chain(self.remotes.iter().filter_map(RemoteSide::own))
+    }
+
+    /// Whether no owner has withdrawn a region that it needs.
+    pub(crate) fn check_remotes(&self) -> Result<()> {
+        let withdrawn = |side: &RemoteSide| match side {
+            RemoteSide::Peer(region) if region.is_revoked() => {
+                Some((region.blob.region.0, region.name.clone()))
+            }
+            _ => None,
         };
-        let error = err!(
-            NotFound,
-            "cannot post the transfer: {whose}; build a new request from current registrations"
-        );
-        self.conclude(Err(error.clone()));
-        Err(error)
+        match self.remotes.iter().find_map(withdrawn) {
+            None => Ok(()),
+            Some((region, owner)) => Err(err!(
+                NotFound,
+                "cannot post the transfer: remote region {region:#x} of it was withdrawn by its owner {owner:?}; {REBUILD}"
+            )),
+        }
     }
 
     /// Ends a post that `begin` started: unpins and publishes the outcome.
     pub(crate) fn finish(&self, outcome: Result<()>) {
-        self.locals.iter().for_each(|mr| mr.unpin());
-        self.remotes.iter().filter_map(RemoteSide::own).for_each(|mr| mr.unpin());
+        self.own_regions().for_each(|mr| mr.unpin());
         self.conclude(outcome);
     }
 
@@ -219,6 +247,47 @@ impl RemoteSide {
             rails: keys.rails,
             keys: &keys.keys,
         })
+    }
+
+    /// Where the region is: first byte and length.
+    pub(crate) fn span(&self) -> (u64, u64) {
+        match self {
+            RemoteSide::Peer(region) => (region.blob.base, region.blob.len),
+            RemoteSide::Own(mr) => (mr.region.memory.addr, mr.region.memory.len_bytes),
+        }
+    }
+
+    /// Whether its owner still has it.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        match self {
+            RemoteSide::Own(mr) => mr.check_registered(),
+            RemoteSide::Peer(region) if !region.is_revoked() => Ok(()),
+            RemoteSide::Peer(region) => Err(err!(
+                NotFound,
+                "remote region {:#x} was deregistered by its owner {:?}",
+                region.blob.region.0,
+                region.name
+            )),
+        }
+    }
+
+    /// Whether its owner lets peers do that.
+    pub(crate) fn check_permits(&self, op: Op) -> Result<()> {
+        let (access, id) = match self {
+            RemoteSide::Peer(region) => (region.blob.access, region.blob.region),
+            RemoteSide::Own(mr) => {
+                let Memory { remote_read, remote_write, .. } = mr.region.memory;
+                (Access { remote_read, remote_write }, mr.region.id())
+            }
+        };
+        let permitted = match op {
+            Op::Read => access.remote_read,
+            Op::Write => access.remote_write,
+        };
+        if permitted {
+            return Ok(());
+        }
+        Err(err!(InvalidParam, "remote region {:#x} does not permit {op:?} by peers", id.0))
     }
 
     fn own(&self) -> Option<&Arc<Mr>> {

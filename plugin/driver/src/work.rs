@@ -9,7 +9,7 @@ use crate::shared::{Shared, random_u64};
 use crate::transfer::{RemoteSide, Status, Target, Told, Xfer};
 use baton_core::notify::Tell;
 use baton_core::peer::CancelOutcome;
-use baton_core::plan::{Pair, Plan, PlanLimits, check_span};
+use baton_core::plan::{Pair, Plan, PlanError, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
 use baton_fabric::{FabricError, Memory, MemoryKind, Op};
 use std::collections::HashMap;
@@ -46,6 +46,14 @@ fn resolve_error(e: ResolveError) -> Error {
     let code = match &e {
         ResolveError::Stale { .. } => Code::Stale,
         _ => Code::NotFound,
+    };
+    Error::new(code, e.to_string())
+}
+
+pub(crate) fn plan_error(e: PlanError) -> Error {
+    let code = match &e {
+        PlanError::Overflow { .. } => Code::InvalidParam,
+        PlanError::TooManyPieces { .. } => Code::Limit,
     };
     Error::new(code, e.to_string())
 }
@@ -158,19 +166,14 @@ impl Driver {
                 remote.len()
             ));
         }
-        let target =
-            if *peer == *shared.own_name() { Target::Own } else { Target::Peer(shared.peer_named(peer)?) };
+        let target = shared.target(peer)?;
         let mut build = Build { shared, op, peer, locals: Side::new(), remotes: Side::new() };
         let mut pairs = Vec::with_capacity(local.len());
         for (index, (l, r)) in local.iter().zip(remote).enumerate() {
             pairs.push(build.pair(index, l, r)?);
         }
-        if matches!(target, Target::Own) {
-            build.refuse_vram()?;
-        }
-        let limits = PlanLimits::default();
-        let plan = Plan::build(op, pairs, limits).map_err(|e| err!(InvalidParam, "{e}"))?;
-        Ok(Arc::new(Xfer::new(op, target, plan, build.locals.regions, build.remotes.regions)))
+        let plan = Plan::build(op, pairs, shared.plan_limits()).map_err(plan_error)?;
+        shared.build_xfer(op, target, plan, build.locals.regions, build.remotes.regions)
     }
 
     /// [`Driver::post_telling`] with a message, or with nothing to tell.
@@ -323,20 +326,20 @@ impl Shared {
     }
 }
 
-/// One side of a transfer being built: its distinct regions, and the one used last.
-struct Side<R> {
-    regions: Vec<R>,
+/// One side of a transfer or block list being built: its distinct regions, and the one used last.
+pub(crate) struct Side<R> {
+    pub(crate) regions: Vec<R>,
     by_handle: HashMap<u64, u32>,
     last: Option<(u64, u32)>,
 }
 
 impl<R> Side<R> {
-    fn new() -> Side<R> {
+    pub(crate) fn new() -> Side<R> {
         Side { regions: Vec::new(), by_handle: HashMap::new(), last: None }
     }
 
     /// Index of a region in the transfer's table. Lists mostly stay in one region for long runs.
-    fn index(&mut self, handle: u64, find: impl FnOnce() -> Result<R>) -> Result<u32> {
+    pub(crate) fn index(&mut self, handle: u64, find: impl FnOnce() -> Result<R>) -> Result<u32> {
         if let Some((last, index)) = self.last
             && last == handle
         {
@@ -365,24 +368,6 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Transfers within the engine are copied by the CPU, which cannot reach the memory of an accelerator.
-    fn refuse_vram(&self) -> Result<()> {
-        let remotes = self.remotes.regions.iter().filter_map(|side| match side {
-            RemoteSide::Own(mr) => Some(mr),
-            RemoteSide::Peer(_) => None,
-        });
-        let vram =
-            self.locals.regions.iter().chain(remotes).find(|mr| mr.region.memory.kind == MemoryKind::Vram);
-        let Some(mr) = vram else { return Ok(()) };
-        let Memory { addr, len_bytes, device, .. } = mr.region.memory;
-        Err(err!(
-            Unsupported,
-            "a transfer of {:?} to itself with region {:#x}, {len_bytes} bytes at {addr:#x} of accelerator {device}: within an              engine only host memory is copied; use the accelerator's own copy (cudaMemcpy)",
-            self.peer,
-            mr.region.handle.0
-        ))
-    }
-
     fn pair(&mut self, index: usize, local: &Desc, remote: &Desc) -> Result<Pair> {
         let at = |e: Error| Error::new(e.code, format!("descriptor {index}: {e}"));
         if local.len_bytes != remote.len_bytes {
@@ -399,15 +384,15 @@ impl Build<'_> {
         let shared = self.shared;
         let l = self.locals.index(local.region, || shared.own_region(local.region)).map_err(at)?;
         let (op, peer) = (self.op, self.peer);
-        let r =
-            self.remotes.index(remote.region, || shared.remote_side(op, peer, remote.region)).map_err(at)?;
+        let find = || {
+            let side = shared.remote_side(peer, remote.region)?;
+            side.check_permits(op).map(|()| side)
+        };
+        let r = self.remotes.index(remote.region, find).map_err(at)?;
         let memory = &self.locals.regions[l as usize].region.memory;
         check_span(local.addr, local.len_bytes, memory.addr, memory.len_bytes)
             .map_err(|e| err!(InvalidParam, "descriptor {index}, local: {e}"))?;
-        let (base, bytes) = match &self.remotes.regions[r as usize] {
-            RemoteSide::Peer(region) => (region.blob.base, region.blob.len),
-            RemoteSide::Own(mr) => (mr.region.memory.addr, mr.region.memory.len_bytes),
-        };
+        let (base, bytes) = self.remotes.regions[r as usize].span();
         check_span(remote.addr, remote.len_bytes, base, bytes)
             .map_err(|e| err!(InvalidParam, "descriptor {index}, remote: {e}"))?;
         Ok(Pair {
@@ -421,42 +406,77 @@ impl Build<'_> {
 }
 
 impl Shared {
-    fn own_region(&self, handle: u64) -> Result<Arc<Mr>> {
+    pub(crate) fn own_region(&self, handle: u64) -> Result<Arc<Mr>> {
         let found = self.regions.read().get(&handle).cloned();
         found.ok_or_else(|| err!(NotFound, "local region {handle:#x} is not registered (any more)"))
     }
 
-    fn remote_side(&self, op: Op, peer: &str, handle: u64) -> Result<RemoteSide> {
+    /// What a handle of a region of that agent names.
+    pub(crate) fn remote_side(&self, peer: &str, handle: u64) -> Result<RemoteSide> {
         let resolved = self.registry.read().resolve(RegionHandle(handle)).map_err(resolve_error)?;
-        let (owner, access) = match &resolved {
-            Resolved::Remote(region) => (region.name.to_string(), region.blob.access),
-            Resolved::Own(region) => (
-                self.own_name().to_string(),
-                baton_core::wire::Access {
-                    remote_read: region.memory.remote_read,
-                    remote_write: region.memory.remote_write,
-                },
-            ),
+        let owner = match &resolved {
+            Resolved::Remote(region) => Arc::clone(&region.name),
+            Resolved::Own(_) => self.own_name(),
         };
-        if owner != peer {
+        if *owner != *peer {
             return Err(err!(
                 InvalidParam,
                 "remote region {handle:#x} belongs to agent {owner:?}, not to {peer:?}"
-            ));
-        }
-        let permitted = match op {
-            Op::Read => access.remote_read,
-            Op::Write => access.remote_write,
-        };
-        if !permitted {
-            return Err(err!(
-                InvalidParam,
-                "remote region {handle:#x} of {peer:?} does not permit {op:?} by peers"
             ));
         }
         match resolved {
             Resolved::Remote(region) => Ok(RemoteSide::Peer(region)),
             Resolved::Own(region) => self.own_region(region.handle.0).map(RemoteSide::Own),
         }
+    }
+
+    /// Where transfers to that agent go.
+    pub(crate) fn target(&self, peer: &str) -> Result<Target> {
+        Ok(if *peer == *self.own_name { Target::Own } else { Target::Peer(self.peer_named(peer)?) })
+    }
+
+    pub(crate) fn plan_limits(&self) -> PlanLimits {
+        PlanLimits { max_chunk_bytes: self.config.chunk_bytes, ..PlanLimits::default() }
+    }
+
+    /// A transfer of a plan. With a session its templates are made at once, without holding up what is posted meanwhile.
+    pub(crate) fn build_xfer(
+        &self,
+        op: Op,
+        target: Target,
+        plan: Plan,
+        locals: Vec<Arc<Mr>>,
+        remotes: Vec<RemoteSide>,
+    ) -> Result<Arc<Xfer>> {
+        if matches!(target, Target::Own) {
+            self.refuse_vram(&locals, &remotes)?;
+        }
+        let xfer = Arc::new(Xfer::new(op, target, plan, locals, remotes));
+        if let Target::Peer(peer) = &xfer.target {
+            let lanes = peer.state.lock().outgoing().map(|channel| Arc::clone(&channel.lanes));
+            // A session over which it cannot go says so at its post; the next may be over another fabric.
+            if let Some(Err(e)) = lanes.map(|lanes| lanes.prepare(&xfer)) {
+                tracing::debug!("a transfer to {} is not prepared yet: {e}", peer.name());
+            }
+        }
+        Ok(xfer)
+    }
+
+    /// Transfers within the engine are copied by the CPU, which cannot reach the memory of an accelerator.
+    fn refuse_vram(&self, locals: &[Arc<Mr>], remotes: &[RemoteSide]) -> Result<()> {
+        let remotes = remotes.iter().filter_map(|side| match side {
+            RemoteSide::Own(mr) => Some(mr),
+            RemoteSide::Peer(_) => None,
+        });
+        let vram = locals.iter().chain(remotes).find(|mr| mr.region.memory.kind == MemoryKind::Vram);
+        let Some(mr) = vram else { return Ok(()) };
+        let Memory { addr, len_bytes, device, .. } = mr.region.memory;
+        Err(err!(
+            Unsupported,
+            "a transfer of {:?} to itself with region {:#x}, {len_bytes} bytes at {addr:#x} of accelerator {device}: \
+             within an engine only host memory is copied; use the accelerator's own copy (cudaMemcpy)",
+            self.own_name,
+            mr.region.handle.0
+        ))
     }
 }

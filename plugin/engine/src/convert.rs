@@ -68,16 +68,27 @@ pub unsafe fn fill(
 /// # Safety
 /// `list` must be readable for `count` elements.
 pub unsafe fn descs<'a>(list: *const BatonDesc, count: u64, what: &str) -> Result<&'a [Desc], Error> {
+    const { assert!(size_of::<Desc>() == size_of::<BatonDesc>() && align_of::<Desc>() == align_of::<BatonDesc>()) };
+    // SAFETY: the caller's promise; `Desc` has the layout of `BatonDesc`, and every bit pattern is a value of it.
+    unsafe { list_of(list.cast(), count, what) }
+}
+
+/// # Safety
+/// `list` must be readable for `count` elements.
+pub unsafe fn indices<'a>(list: *const u32, count: u64, what: &str) -> Result<&'a [u32], Error> {
+    // SAFETY: the caller's promise; every bit pattern is a number.
+    unsafe { list_of(list, count, what) }
+}
+
+/// # Safety
+/// `list` must be readable for `count` elements, and whatever is there be a `T`.
+unsafe fn list_of<'a, T>(list: *const T, count: u64, what: &str) -> Result<&'a [T], Error> {
     if count == 0 {
         return Ok(&[]);
     }
-    if list.is_null() || !list.is_aligned() || count > (isize::MAX as u64) / size_of::<BatonDesc>() as u64 {
-        return Err(err!(
-            InvalidParam,
-            "{what} descriptors: null or misaligned pointer, or impossible count {count}"
-        ));
+    if list.is_null() || !list.is_aligned() || count > isize::MAX as u64 / size_of::<T>() as u64 {
+        return Err(err!(InvalidParam, "{what}: null or misaligned pointer, or impossible count {count}"));
     }
-    const { assert!(size_of::<Desc>() == size_of::<BatonDesc>() && align_of::<Desc>() == align_of::<BatonDesc>()) };
-    // SAFETY: readable by the caller's promise, checked above; `Desc` has the layout of `BatonDesc`, and every bit pattern is a value of it.
-    Ok(unsafe { std::slice::from_raw_parts(list.cast(), count as usize) })
+    // SAFETY: readable by the caller's promise, checked above.
+    Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }

@@ -1,12 +1,12 @@
 //! The entries of the table. Each has the contract that `baton_abi::BatonEngineV1` documents: pointers and slices are valid for the
 //! call, and `destroy` and `release_xfer_req` are the last use of theirs. That is what the `SAFETY` sentences call "the contract".
 
-use crate::convert::{bytes, descs, fill, name, out};
+use crate::convert::{bytes, fill, name, out};
 use crate::guard;
 use crate::object::{self, with};
 use baton_abi::*;
 use baton_driver::{Error, HookFn, HostEvent, Notification, Status, err};
-use baton_fabric::{Memory, MemoryKind, Op};
+use baton_fabric::{Memory, MemoryKind};
 use core::ffi::c_void;
 
 pub unsafe extern "C" fn create(
@@ -159,41 +159,6 @@ pub unsafe extern "C" fn import_region(
 pub unsafe extern "C" fn release_remote_region(engine: *mut BatonEngine, remote_region: u64) -> BatonStatus {
     // SAFETY: the contract.
     unsafe { with(engine, |e| e.driver.release_remote(remote_region).map(|()| BATON_OK)) }
-}
-
-pub unsafe extern "C" fn create_xfer_req(
-    engine: *mut BatonEngine,
-    spec: *const BatonXferSpec,
-    out_xfer: *mut *mut BatonXfer,
-) -> BatonStatus {
-    // SAFETY: the contract.
-    unsafe {
-        with(engine, |e| {
-            if spec.is_null() || out_xfer.is_null() {
-                return Err(err!(InvalidParam, "spec or out is null"));
-            }
-            let size = (&raw const (*spec).size_bytes).read();
-            if (size as usize) < size_of::<BatonXferSpec>() {
-                return Err(err!(
-                    InvalidParam,
-                    "spec.size_bytes is {size}; this engine needs at least {}",
-                    size_of::<BatonXferSpec>()
-                ));
-            }
-            let spec = spec.read();
-            let op = match spec.op {
-                BATON_OP_READ => Op::Read,
-                BATON_OP_WRITE => Op::Write,
-                other => {
-                    return Err(err!(InvalidParam, "operation {other}: valid are 0 (READ) and 1 (WRITE)"));
-                }
-            };
-            let local = descs(spec.local, spec.local_count, "local")?;
-            let remote = descs(spec.remote, spec.remote_count, "remote")?;
-            let xfer = e.driver.create_xfer(op, name(spec.peer)?, local, remote)?;
-            out(out_xfer, object::give_xfer(xfer), "out")
-        })
-    }
 }
 
 pub unsafe extern "C" fn post_xfer_req(
@@ -448,9 +413,6 @@ macro_rules! not_yet {
 }
 
 not_yet! {
-    create_block_list(peer: BatonSlice, blocks: *const BatonDesc, count: u64, list: *mut u64),
-    release_block_list(list: u64),
-    create_xfer_from_indices(spec: *const BatonIndexSpec, xfer: *mut *mut BatonXfer),
     alloc_managed(memory: *mut BatonMemory, region: *mut u64),
     free_managed(region: u64),
 }

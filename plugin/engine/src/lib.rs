@@ -4,6 +4,7 @@
 //! guarded: no panic crosses, a forked child touches nothing, every error leaves its text for `last_error`.
 
 mod convert;
+mod create;
 mod entries;
 mod guard;
 mod logging;
@@ -33,10 +34,10 @@ const TABLE: baton_abi::BatonEngineV1 = baton_abi::engine_table! {
     export_region: entries::export_region,
     import_region: entries::import_region,
     release_remote_region: entries::release_remote_region,
-    create_xfer_req: entries::create_xfer_req,
-    create_block_list: entries::create_block_list,
-    release_block_list: entries::release_block_list,
-    create_xfer_from_indices: entries::create_xfer_from_indices,
+    create_xfer_req: create::create_xfer_req,
+    create_block_list: create::create_block_list,
+    release_block_list: create::release_block_list,
+    create_xfer_from_indices: create::create_xfer_from_indices,
     post_xfer_req: entries::post_xfer_req,
     xfer_status: entries::xfer_status,
     xfer_error: entries::xfer_error,

@@ -1,6 +1,7 @@
 //! Settings as the host shim hands them over → the driver's configuration and the list of fabrics.
 
 use baton_abi::{BATON_CREATE_PROGRESS_THREAD, BatonCreateOptions, BatonSetting};
+use baton_core::plan::MAX_CHUNK_BYTES;
 use baton_driver::{Candidate, Config, Error, ListenSpec, NotifyMode, err};
 use baton_fabric::Fabric;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
@@ -10,9 +11,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 const KEYS: &str = "backend, fabric, notify, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
-    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey, vram_flush";
+    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey, vram_flush, chunk_bytes";
 /// Largest factor for protocol deadlines.
 const MAX_TIMEOUT_SCALE: u32 = 1000;
+/// Shortest length at which blocks may be cut: below, a large one would be more work requests than a queue has room for.
+const MIN_CHUNK_BYTES: u32 = 4096;
 /// Longest spin before sleeping.
 const MAX_SPIN_US: u32 = 1_000_000;
 
@@ -26,6 +29,7 @@ pub struct Settings {
     ptrace_any: bool,
     spin_us: Option<u32>,
     timeout_scale: u32,
+    chunk_bytes: u32,
     verbs: crate::verbs::Config,
 }
 
@@ -97,6 +101,7 @@ impl Default for Settings {
             ptrace_any: false,
             spin_us: None,
             timeout_scale: 1,
+            chunk_bytes: MAX_CHUNK_BYTES,
             verbs: crate::verbs::Config::default(),
         }
     }
@@ -147,6 +152,7 @@ impl Settings {
             "spin_us" if value == "auto" || value.is_empty() => self.spin_us = None,
             "spin_us" => self.spin_us = Some(number(key, value, 0, MAX_SPIN_US)?),
             "timeout_scale" => self.timeout_scale = number(key, value, 1, MAX_TIMEOUT_SCALE)?,
+            "chunk_bytes" => self.chunk_bytes = number(key, value, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)?,
             _ if self.verbs.set(key, value)? => {}
             _ => return Err(err!(InvalidParam, "unknown setting {key:?}; this engine knows {KEYS}")),
         }
@@ -204,6 +210,7 @@ impl Settings {
             spin_us: self.spin_us.unwrap_or(default_spin_us),
             notify: self.notify,
             timeout_scale: self.timeout_scale,
+            chunk_bytes: self.chunk_bytes,
             thread_start: None,
         }
     }

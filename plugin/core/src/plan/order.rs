@@ -1,82 +1,108 @@
 //! Sorting descriptors by address. A request of 120,000 scattered blocks is sorted while its host waits, hence the radix sort:
 //! block addresses differ in few bits, and each pass over eleven of them costs about a nanosecond per block.
-
-use super::Pair;
+//!
+//! ```text
+//!  63                                        0
+//!   | 0 … | region | address / 2^shift | position |     one word per descriptor: its order is the one wanted,
+//!          relative to the lowest, no bit that is the same in all       and equal addresses keep the host's
+//! ```
 
 /// Below this a comparison sort is as good.
 const RADIX_FROM: usize = 2048;
 
+/// Widest digit of a pass: its counters fit the first-level cache.
 const DIGIT_BITS: u32 = 11;
-const DIGITS: usize = 1 << DIGIT_BITS;
 
-/// What is sorted: a key whose order is that of (region, address), and the position.
-type Keyed = (u64, u32);
+/// Descriptors in ascending order of (region, address, position).
+pub(super) struct Order {
+    words: Vec<u64>,
+    packing: Packing,
+}
 
-/// Positions of `pairs` in ascending order of (region, address, position).
-pub(super) fn ascending(pairs: &[Pair], key: fn(&Pair) -> (u32, u64)) -> Vec<u32> {
-    match packed(pairs, key) {
-        Some(keys) if pairs.len() >= RADIX_FROM => radix(keys),
-        Some(mut keys) => {
-            keys.sort_unstable();
-            keys.into_iter().map(|(_, position)| position).collect()
+/// Where the parts of a word stand.
+#[derive(Clone, Copy)]
+struct Packing {
+    position_bits: u32,
+    /// Address bits in the word, and how many zeros were cut off below them; 0 with words that are bare positions.
+    addr_bits: u32,
+    shift: u32,
+}
+
+impl Order {
+    /// The positions in order.
+    pub(super) fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        let mask = (1u64 << self.packing.position_bits) - 1;
+        self.words.iter().map(move |word| (word & mask) as usize)
+    }
+
+    /// Whether spans that all have this length overlap; `None` if the words do not tell.
+    pub(super) fn spans_overlap(&self, len_bytes: u64) -> Option<bool> {
+        let Packing { position_bits, addr_bits, shift } = self.packing;
+        if addr_bits == 0 {
+            return None;
         }
-        None => {
-            let mut order: Vec<u32> = (0..pairs.len() as u32).collect();
-            order.sort_by_key(|&position| key(&pairs[position as usize]));
-            order
-        }
+        let region = |word: u64| word.checked_shr(position_bits + addr_bits).unwrap_or(0);
+        let distance = |a: u64, b: u64| ((b >> position_bits) - (a >> position_bits)) << shift;
+        let near = |w: &[u64]| region(w[0]) == region(w[1]) && distance(w[0], w[1]) < len_bytes;
+        Some(self.words.windows(2).any(near))
     }
 }
 
-/// Region and address in one word, relative to the lowest, without the bits that are zero in all; `None` if they need more than 64.
-fn packed(pairs: &[Pair], key: fn(&Pair) -> (u32, u64)) -> Option<Vec<Keyed>> {
+/// Sorts `count` descriptors, whose (region, address) `key` tells.
+pub(super) fn ascending(count: usize, key: impl Fn(usize) -> (u32, u64)) -> Order {
     let (mut low, mut high) = ((u32::MAX, u64::MAX), (0, 0));
-    for pair in pairs {
-        let (region, addr) = key(pair);
+    for position in 0..count {
+        let (region, addr) = key(position);
         low = (low.0.min(region), low.1.min(addr));
         high = (high.0.max(region), high.1.max(addr));
     }
-    let addr_bits = u64::BITS - high.1.saturating_sub(low.1).leading_zeros();
-    let region_bits = u32::BITS - high.0.saturating_sub(low.0).leading_zeros();
-    if addr_bits + region_bits > u64::BITS {
-        return None;
-    }
-    let mut used = 0;
-    let mut keys: Vec<Keyed> = Vec::with_capacity(pairs.len());
-    for (position, pair) in pairs.iter().enumerate() {
-        let (region, addr) = key(pair);
-        let high_part = u64::from(region - low.0).checked_shl(addr_bits).unwrap_or(0);
-        let packed = high_part | (addr - low.1);
-        used |= packed;
-        keys.push((packed, position as u32));
-    }
+    let used = (0..count).fold(0, |used, position| used | (key(position).1 - low.1));
     let shift = used.trailing_zeros().min(u64::BITS - 1);
-    keys.iter_mut().for_each(|(key, _)| *key >>= shift);
-    Some(keys)
+    let addr_bits = (u64::BITS - (high.1.saturating_sub(low.1) >> shift).leading_zeros()).max(1);
+    let region_bits = u32::BITS - high.0.saturating_sub(low.0).leading_zeros();
+    let position_bits = usize::BITS - count.leading_zeros();
+    if addr_bits + region_bits + position_bits > u64::BITS {
+        let mut words: Vec<u64> = (0..count as u64).collect();
+        words.sort_by_key(|&position| key(position as usize));
+        return Order { words, packing: Packing { position_bits, addr_bits: 0, shift: 0 } };
+    }
+    let mut words = Vec::with_capacity(count);
+    for position in 0..count {
+        let (region, addr) = key(position);
+        let region = u64::from(region - low.0).checked_shl(addr_bits + position_bits).unwrap_or(0);
+        words.push(region | ((addr - low.1) >> shift) << position_bits | position as u64);
+    }
+    if count < RADIX_FROM {
+        words.sort_unstable();
+    } else {
+        words = radix(words, position_bits, addr_bits + region_bits);
+    }
+    Order { words, packing: Packing { position_bits, addr_bits, shift } }
 }
 
-/// Least significant digit first; stable, so equal keys keep the order of their positions.
-fn radix(mut keys: Vec<Keyed>) -> Vec<u32> {
-    let used = keys.iter().fold(0, |used, (key, _)| used | key);
-    let mut other = vec![(0, 0); keys.len()];
-    let mut shift = 0;
-    while shift < u64::BITS && used >> shift != 0 {
-        let digit = |key: u64| (key >> shift) as usize & (DIGITS - 1);
-        let mut starts = [0u32; DIGITS];
-        for &(key, _) in &keys {
-            starts[digit(key)] += 1;
+/// Sorts by `bits` bits from bit `low` on, least significant digit first; stable.
+fn radix(mut words: Vec<u64>, low: u32, bits: u32) -> Vec<u64> {
+    let passes = bits.div_ceil(DIGIT_BITS);
+    let width = bits.div_ceil(passes.max(1));
+    let mut other = vec![0; words.len()];
+    for pass in 0..passes {
+        let shift = low + pass * width;
+        let mask = (1usize << width.min(low + bits - shift)) - 1;
+        let digit = |word: u64| (word >> shift) as usize & mask;
+        let mut starts = [0u32; 1 << DIGIT_BITS];
+        for &word in &words {
+            starts[digit(word)] += 1;
         }
         let mut sum = 0;
-        for start in &mut starts {
+        for start in &mut starts[..=mask] {
             (*start, sum) = (sum, sum + *start);
         }
-        for &one in &keys {
-            let at = &mut starts[digit(one.0)];
-            other[*at as usize] = one;
+        for &word in &words {
+            let at = &mut starts[digit(word)];
+            other[*at as usize] = word;
             *at += 1;
         }
-        std::mem::swap(&mut keys, &mut other);
-        shift += DIGIT_BITS;
+        std::mem::swap(&mut words, &mut other);
     }
-    keys.into_iter().map(|(_, position)| position).collect()
+    words
 }

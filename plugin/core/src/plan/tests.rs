@@ -95,7 +95,17 @@ proptest! {
         let key: fn(&Pair) -> (u32, u64) = |p| (p.remote, p.remote_addr);
         let mut expected: Vec<u32> = (0..n as u32).collect();
         expected.sort_by_key(|&at| key(&pairs[at as usize]));
-        prop_assert_eq!(order::ascending(&pairs, key), expected);
+        let order = order::ascending(n, |at| key(&pairs[at]));
+        prop_assert_eq!(order.positions().map(|at| at as u32).collect::<Vec<_>>(), expected.clone());
+        let spans_overlap = |len: u64| {
+            expected.windows(2).any(|w| {
+                let ((ra, aa), (rb, ab)) = (key(&pairs[w[0] as usize]), key(&pairs[w[1] as usize]));
+                ra == rb && ab - aa < len
+            })
+        };
+        for len in [1, 4096, 5000] {
+            prop_assert!(order.spans_overlap(len).is_none_or(|answer| answer == spans_overlap(len)));
+        }
     }
 }
 

@@ -256,3 +256,17 @@ fn a_plan_that_fits_is_not_copied() {
     let made = Made::new(0, 0, 0, 1 << 20, 1 << 19, 1);
     assert!(matches!(cut(&[made.table(); 3], 4096), std::borrow::Cow::Borrowed(_)));
 }
+
+#[test]
+fn one_large_descriptor_uses_every_lane_that_it_is_worth() {
+    for (len, stripe_min, used) in [(1 << 20, 1 << 18, 4), (1 << 20, 1 << 19, 2), (1 << 20, 1 << 21, 1)] {
+        let prepared = prepare(&plan(&[len], false), &[0, 1], &[0, 1, 2], &split(4, stripe_min, 2));
+        assert_eq!(prepared.lanes().len(), used);
+        assert_eq!(prepared.templates().len(), used, "no more pieces than lanes");
+        assert!(prepared.lanes().iter().all(|range| range.bytes == len / used as u64));
+    }
+    // A large one among small ones does not make its lane the slowest.
+    let mixed = prepare(&plan(&[64, 64, 8 << 20], false), &[0, 1], &[0, 1, 2], &split(4, 1 << 20, 0));
+    assert!(mixed.lanes().iter().all(|range| range.bytes <= (2 << 20) + 8192), "{:?}", mixed.lanes());
+    assert_eq!(prepare(&plan(&[8 << 20], true), &[0, 1], &[0, 1, 2], &split(4, 1, 0)).lanes().len(), 1);
+}

@@ -13,7 +13,7 @@ mod tests;
 pub use region::{LocalRegion, RegionHandle, RemoteRegion, Resolved};
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use baton_fabric::{Memory, RegionKeys};
 
@@ -174,6 +174,8 @@ pub struct Registry {
     remote: Slab<Remote>,
     /// Imported regions by what they name, so that a revocation finds all of them.
     by_region: HashMap<(Instance, RegionId), Vec<u32>>,
+    /// Released imports that requests still hold: a revocation must reach them too.
+    held: HashMap<(Instance, RegionId), Vec<Weak<RemoteRegion>>>,
     revoked: Revoked,
     refused: u64,
 }
@@ -201,6 +203,7 @@ impl Registry {
             peers: PeerTable::new(),
             remote: Slab::new(),
             by_region: HashMap::new(),
+            held: HashMap::new(),
             revoked: Revoked::new(),
             refused: 0,
         })
@@ -380,12 +383,15 @@ impl Registry {
                 self.by_region.remove(&key);
             }
         }
+        if Arc::strong_count(&remote.region) > 1 {
+            self.hold(key, &remote.region);
+        }
         self.peers.release(remote.peer);
         true
     }
 
     /// The owner withdrew these regions: their handles answer [`ResolveError::Revoked`] from now on, and so do imports
-    /// that come late. Returns the regions concerned that are imported here, each once per import.
+    /// that come late. Returns the regions concerned that are imported here or were and are still held, each once per import.
     pub fn revoke(&mut self, instance: Instance, regions: &[RegionId]) -> Vec<Arc<RemoteRegion>> {
         let mut found = Vec::new();
         for region in regions {
@@ -396,6 +402,10 @@ impl Registry {
                     remote.region.revoke();
                     found.push(remote.region.clone());
                 }
+            }
+            for region in self.held.remove(&key).into_iter().flatten().filter_map(|weak| weak.upgrade()) {
+                region.revoke();
+                found.push(region);
             }
         }
         found
@@ -410,6 +420,19 @@ impl Registry {
             remote_regions: self.remote.used(),
             refused: self.refused,
         }
+    }
+
+    /// Remembers a released import for as long as something holds it. The table is swept whenever it has doubled.
+    fn hold(&mut self, key: (Instance, RegionId), region: &Arc<RemoteRegion>) {
+        if self.held.len() == self.held.capacity() {
+            self.held.retain(|_, regions| {
+                regions.retain(|region| region.strong_count() > 0);
+                !regions.is_empty()
+            });
+        }
+        let regions = self.held.entry(key).or_default();
+        regions.retain(|region| region.strong_count() > 0);
+        regions.push(Arc::downgrade(region));
     }
 
     fn find_remote(&self, handle: RegionHandle) -> Option<&Remote> {

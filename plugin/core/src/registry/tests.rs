@@ -310,3 +310,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_revocation_reaches_imports_that_were_released_and_are_still_held() {
+    let mut registry = registry();
+    registry.load_remote(None, info("p", 1)).unwrap();
+    let held: Vec<_> = (0..100)
+        .map(|n| {
+            let handle = registry.import("p", &blob(1, n)).unwrap().0;
+            let Resolved::Remote(region) = registry.resolve(handle).unwrap() else { panic!("a peer's") };
+            assert!(registry.release(handle));
+            region
+        })
+        .collect();
+    assert_eq!(registry.revoke(Instance([1; 16]), &[RegionId(7)]).len(), 1);
+    let revoked: Vec<_> = held.iter().map(|region| region.is_revoked()).collect();
+    assert_eq!(revoked.iter().position(|is| *is), Some(7));
+    assert_eq!(revoked.iter().filter(|is| **is).count(), 1);
+    drop(held);
+    assert!(registry.revoke(Instance([1; 16]), &[RegionId(8)]).is_empty(), "nobody holds it any more");
+    for n in 1000..10_000 {
+        let handle = registry.import("p", &blob(1, n)).unwrap().0;
+        let region = registry.resolve(handle).unwrap();
+        assert!(registry.release(handle));
+        drop(region);
+    }
+    assert!(registry.held.len() < 1000, "what nobody holds is forgotten: {}", registry.held.len());
+}

@@ -41,6 +41,7 @@ pub fn config(name: &str, spin_us: u32) -> Config {
         spin_us,
         notify: NotifyMode::Immediate,
         timeout_scale: 1,
+        chunk_bytes: 4 << 20,
         thread_start: None,
     }
 }
