@@ -1,4 +1,4 @@
-"""One run of Mooncake's transfer engine over RDMA: two processes, stop and wait, as `baton-bench run --depth 1 --notify`.
+"""One run of Mooncake's transfer engine over RDMA or TCP: two processes, stop and wait, every request with a notification.
 
 A request moves blocks that are not adjacent and carries a notification, for which the target polls; a case ends when the
 target has heard all of them. Prints one JSON object a case. Needs Mooncake's wheel on PYTHONPATH.
@@ -18,9 +18,9 @@ HOST = "127.0.0.1"
 
 
 class Side:
-    def __init__(self, device, size, blocks):
+    def __init__(self, protocol, device, size, blocks):
         self.engine = TransferEngine()
-        assert self.engine.initialize(HOST, "P2PHANDSHAKE", "rdma", device) == 0, "Mooncake does not start"
+        assert self.engine.initialize(HOST, "P2PHANDSHAKE", protocol, device) == 0, "Mooncake does not start"
         self.size, self.blocks = size, blocks
         self.memory = np.zeros(GAP + blocks * (size + GAP), np.uint8)
         assert self.engine.register_memory(self.memory.ctypes.data, self.memory.nbytes) == 0, "no registration"
@@ -40,7 +40,7 @@ def read_line(stream):
 
 
 def target(options):
-    side = Side(options.device, options.size, options.blocks)
+    side = Side(options.protocol, options.device, options.size, options.blocks)
     name = f"{HOST}:{side.engine.get_rpc_port()}"
     print(json.dumps({"name": name, "addr": side.memory.ctypes.data}), flush=True)
     for line in sys.stdin:
@@ -57,7 +57,7 @@ def target(options):
             assert heard == order["hear"], f"{heard} notifications instead of {order['hear']}"
         if "check" in order:
             check(side, order["check"])
-        print(json.dumps({"done": True}), flush=True)
+        print(json.dumps({"done": True, "cpu": time.process_time()}), flush=True)
 
 
 def check(side, seed):
@@ -75,6 +75,7 @@ def machine_cpu_s():
 
 def run(options):
     command = [sys.executable, __file__, "--role", "target", "--device", options.target_device]
+    command += ["--protocol", options.protocol]
     command += ["--size", str(options.size), "--blocks", str(options.blocks), "--look-us", str(options.look_us)]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -86,7 +87,7 @@ def run(options):
 
 def measure(options, other):
     there = read_line(other.stdout)
-    here = Side(options.device, options.size, options.blocks)
+    here = Side(options.protocol, options.device, options.size, options.blocks)
     opcode = {"write": TransferOpcode.Write, "read": TransferOpcode.Read}[options.op]
     mine, theirs = here.places(here.memory.ctypes.data), here.places(there["addr"])[::-1]
     lengths = [options.size] * options.blocks
@@ -120,9 +121,16 @@ def measure(options, other):
     per_request = options.size * options.blocks
     count = max(2, (options.mib << 20) // per_request)
     turn(max(1, count // 10))
-    cpu = machine_cpu_s()
+
+    def own_cpu():
+        tell()
+        return time.process_time() + read_line(other.stdout)["cpu"]
+
+    cpu, machine = own_cpu(), machine_cpu_s()
     laps, took = turn(count)
-    cpu = machine_cpu_s() - cpu
+    machine = machine_cpu_s() - machine
+    cpu = own_cpu() - cpu
+    gib = per_request * count / 2**30
     sample = {
         "op": options.op.upper(),
         "size_bytes": options.size,
@@ -130,7 +138,9 @@ def measure(options, other):
         "gbps": per_request * count * 8 / took / 1e9,
         "latency_us_p50": float(np.percentile(laps, 50) * 1e6),
         "latency_us_p99": float(np.percentile(laps, 99) * 1e6),
-        "machine_cpu_s_per_gib": cpu / (per_request * count / 2**30),
+        "latency_us_p999": float(np.percentile(laps, 99.9) * 1e6),
+        "cpu_s_per_gib": cpu / gib,
+        "machine_cpu_s_per_gib": machine / gib,
     }
     print(json.dumps(sample), flush=True)
 
@@ -139,13 +149,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", default="run", choices=["run", "target"])
     parser.add_argument("--op", default="write", choices=["write", "read"])
-    parser.add_argument("--device", default="rxe0")
+    parser.add_argument("--protocol", default="rdma", choices=["rdma", "tcp"])
+    parser.add_argument("--device", default="rxe0", help="for RDMA")
     parser.add_argument("--target-device", default="rxe1")
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--blocks", type=int, default=128)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--look-us", type=int, default=0)
     options = parser.parse_args()
+    if options.protocol == "tcp":
+        options.device = options.target_device = ""
     target(options) if options.role == "target" else run(options)
 
 

@@ -18,7 +18,7 @@ pub enum Columns {
 type Column = (&'static str, fn(&Row) -> String);
 
 /// Three significant digits are what a benchmark is good for.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         100.0.. => format!("{value:.0}"),
@@ -130,7 +130,7 @@ pub fn ratios(rows: &[Row], ratio: impl Fn(&Row, &Row) -> [Option<f64>; 2]) -> S
 }
 
 /// Cells in columns as wide as they must be, numbers to the right.
-fn aligned(cells: &[Vec<String>]) -> String {
+pub(crate) fn aligned(cells: &[Vec<String>]) -> String {
     let columns = cells.first().map(Vec::len).unwrap_or_default();
     let width = |at: usize| cells.iter().map(|line| line[at].chars().count()).max().unwrap_or_default();
     let widths: Vec<usize> = (0..columns).map(width).collect();

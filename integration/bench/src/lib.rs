@@ -8,11 +8,13 @@ mod curves;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod records;
+mod rivals;
 mod row;
 mod stats;
 
 pub use columns::{Columns, ratios, table_of};
 pub use curves::{Curve, Panel, Point, panels, points_of};
 pub use records::{Peer, Record, Sample, condense, table};
+pub use rivals::{Rivalry, side_by_side};
 pub use row::{Round, Rounds, Row, rows_from_csv, rows_to_csv};
 pub use stats::{Summary, median, percentile};

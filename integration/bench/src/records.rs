@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::stats::median;
 
 /// One case of one run, as the measuring process prints it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// `WRITE` or `READ`.
     pub op: String,
@@ -21,6 +21,15 @@ pub struct Sample {
     pub latency_us_p50: f64,
     /// The time that one transfer in a hundred exceeds.
     pub latency_us_p99: f64,
+    /// The time that one transfer in a thousand exceeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us_p999: Option<f64>,
+    /// Median time that creating a request took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare_us_p50: Option<f64>,
+    /// Median time that posting one took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_us_p50: Option<f64>,
     /// CPU time of both processes for a GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s_per_gib: Option<f64>,
@@ -52,6 +61,18 @@ pub struct Record {
     pub latency_us_p50: f64,
     /// Median over the runs of their 99th percentiles.
     pub latency_us_p99: f64,
+    /// Median over the runs of their 99.9th percentiles, where they were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us_p999: Option<f64>,
+    /// Median time that creating a request took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare_us_p50: Option<f64>,
+    /// Median time that posting one took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_us_p50: Option<f64>,
+    /// Median CPU time of both processes for a GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_s_per_gib: Option<f64>,
     /// Median CPU time of the whole machine for a GiB, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_cpu_s_per_gib: Option<f64>,
@@ -83,6 +104,10 @@ pub fn condense(measured: &[(Peer, Vec<Sample>)], notify: bool) -> Vec<Record> {
             let runs: Vec<&Sample> =
                 samples.iter().filter(|other| (other.op.as_str(), other.size_bytes) == case).collect();
             let rates = || runs.iter().map(|run| run.gbps);
+            let some = |value: fn(&Sample) -> Option<f64>| {
+                let all: Vec<f64> = runs.iter().filter_map(|run| value(run)).collect();
+                (!all.is_empty()).then(|| median(all))
+            };
             records.push(Record {
                 peer: peer.name.to_owned(),
                 op: sample.op.clone(),
@@ -94,10 +119,11 @@ pub fn condense(measured: &[(Peer, Vec<Sample>)], notify: bool) -> Vec<Record> {
                 gbps_max: rates().fold(0.0, f64::max),
                 latency_us_p50: median(runs.iter().map(|run| run.latency_us_p50)),
                 latency_us_p99: median(runs.iter().map(|run| run.latency_us_p99)),
-                machine_cpu_s_per_gib: {
-                    let all: Vec<f64> = runs.iter().filter_map(|run| run.machine_cpu_s_per_gib).collect();
-                    (!all.is_empty()).then(|| median(all))
-                },
+                latency_us_p999: some(|run| run.latency_us_p999),
+                prepare_us_p50: some(|run| run.prepare_us_p50),
+                post_us_p50: some(|run| run.post_us_p50),
+                cpu_s_per_gib: some(|run| run.cpu_s_per_gib),
+                machine_cpu_s_per_gib: some(|run| run.machine_cpu_s_per_gib),
                 ratio: None,
             });
         }
@@ -158,17 +184,15 @@ mod tests {
     use super::*;
 
     fn sample(gbps: f64) -> Sample {
-        let (op, latency_us_p50, latency_us_p99) = ("READ".to_owned(), 10.0, 20.0);
-        let (cpu_s_per_gib, machine_cpu_s_per_gib) = (None, Some(gbps));
         Sample {
-            op,
+            op: "READ".to_owned(),
             size_bytes: 4096,
             batch: 128,
             gbps,
-            latency_us_p50,
-            latency_us_p99,
-            cpu_s_per_gib,
-            machine_cpu_s_per_gib,
+            latency_us_p50: 10.0,
+            latency_us_p99: 20.0,
+            machine_cpu_s_per_gib: Some(gbps),
+            ..Sample::default()
         }
     }
 

@@ -207,8 +207,10 @@ impl From<&Row> for Sample {
             gbps: row.gb_per_s * 8.0,
             latency_us_p50: row.lat_p50_us,
             latency_us_p99: row.lat_p99_us,
+            latency_us_p999: Some(row.lat_p999_us),
             cpu_s_per_gib: Some(row.cpu_s_per_gib),
             machine_cpu_s_per_gib: Some(row.machine_cpu_s_per_gib),
+            ..Sample::default()
         }
     }
 }

@@ -101,6 +101,9 @@ fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
         ("run --backend two-sided", "--backend two-sided: it does not exist yet"),
         ("run --backend two-sided --prepare-once", "--prepare-once: the backend two-sided prepares nothing"),
         ("run --sizes 4096,9", "'--sizes <SIZES>': a multiple of 8"),
+        ("peers", "nobody to measure: give --nixl, --mooncake or both"),
+        ("peers --runs 0", "'--runs <RUNS>': 0 is not in 1..=100"),
+        ("plot /nonexist.json", "/nonexist.json: No such file"),
     ] {
         // An engine that does not exist would be the error if one were opened.
         let mut program = command(env!("CARGO_BIN_EXE_baton-bench"), [("BATON_PLUGIN", "/nonexistent")]);
@@ -108,6 +111,61 @@ fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
         let output = run(program, WATCHDOG);
         let said = text(&output.stderr);
         assert!(!output.status.success() && said.contains(named), "{words}: {said}");
-        assert!(!said.contains("nonexistent"), "{words}: {said}");
+        assert!(!said.contains("/nonexistent"), "{words}: {said}");
     }
+}
+
+/// Peers that print what real ones would: Baton is faster with each run, UCX always the same, Mooncake fails.
+const FAKE_PEER: &str = r#"
+test "$NIXL_TEST_BACKEND" || exit 1
+if test $NIXL_TEST_BACKEND = BATON; then echo x >> $0.runs; gbps=$(($(wc -l < $0.runs) * 8)); else gbps=8; fi
+echo "a line that is no sample"
+echo "{\"op\": \"WRITE\", \"size_bytes\": 64, \"batch\": 2, \"gbps\": $gbps, \"latency_us_p50\": 3, \"latency_us_p99\": 4}"
+"#;
+
+#[test]
+fn peers_stand_side_by_side_with_ratios_and_one_that_fails_is_missing() {
+    let directory = scratch("bench-peers");
+    let (script, json) = (directory.join("peer.sh"), directory.join("peers.json"));
+    std::fs::write(&script, FAKE_PEER).unwrap();
+    let shell = format!("sh {}", script.display());
+    let words = ["peers", "--runs", "3", "--op", "write", "--sizes", "64", "--batch", "2"];
+    let mut program = command(env!("CARGO_BIN_EXE_baton-bench"), [("LC_ALL", "C")]);
+    program.args(words).args(["--nixl", &shell, "--mooncake", &shell, "--json"]).arg(&json);
+    let output = run(program, WATCHDOG);
+    let (table, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(errors.matches("mooncake-tcp: ").count(), 3, "{errors}");
+    assert!(!table.contains("mooncake-tcp  "), "{table}");
+    let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some("baton")).unwrap();
+    // Runs 1, 3 and 5 of both of Baton's peers are its own; gigabits become gigabytes.
+    assert!(line.contains("1.00..5.00") && line.split_whitespace().last() == Some("3.00"), "{table}");
+    let records: Vec<baton_bench::Record> =
+        serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(records.len(), 4);
+}
+
+#[test]
+fn curves_of_several_files_become_an_svg_and_a_png() {
+    let directory = scratch("bench-plot");
+    let files = [directory.join("one.json"), directory.join("two.csv")];
+    let row = |arm: &str, size_bytes, gb_per_s| Row {
+        arm: arm.to_owned(),
+        fabric: "tcp".to_owned(),
+        op: "WRITE".to_owned(),
+        size_bytes,
+        batch: 1,
+        gb_per_s,
+        lat_p50_us: 9.0,
+        ..Row::default()
+    };
+    let rows = vec![row("imm", 4096, 1.0), row("imm", 8192, 2.0)];
+    std::fs::write(&files[0], serde_json::to_string(&rows).unwrap()).unwrap();
+    std::fs::write(&files[1], baton_bench::rows_to_csv(&rows).unwrap()).unwrap();
+    let out = directory.join("curves");
+    let output = bench("plot --out", &[&out, &files[0], &files[1]]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let svg = std::fs::read_to_string(directory.join("curves.svg")).unwrap();
+    assert!(svg.contains("one tcp imm") && svg.contains("two tcp imm"), "{svg}");
+    assert!(std::fs::read(directory.join("curves.png")).unwrap().starts_with(b"\x89PNG"));
 }

@@ -1,8 +1,9 @@
 """One run of the benchmark: two processes, stop and wait, through the stock NIXL API; one JSON line per case.
 
-An iteration posts a prepared request of `--batch` descriptors with a notification and polls it to its end. The target
-polls for notifications; a case ends when it has heard all of them, so what a backend leaves to be done after DONE
-counts too. The first iterations are not counted. Before and after the counted ones the target's bytes are compared.
+An iteration posts a prepared request of `--batch` descriptors with a notification and polls it to its end; with
+`--prepare-each` it creates and releases that request, too. The target polls for notifications; a case ends when it has
+heard all of them, so what a backend leaves to be done after DONE counts too. The first iterations are not counted.
+Before the counted ones every byte is compared.
 """
 
 import argparse
@@ -29,38 +30,89 @@ class Target(Side):
         return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-def case(here, there, op, size, batch, budget_bytes, local, remote, pool):
-    """Runs one case and answers seconds per iteration, seconds in all, iterations."""
+class Laps:
+    """Seconds of every iteration: from its start to DONE, and the parts on the caller's thread."""
+
+    def __init__(self):
+        self.whole, self.prepare, self.post = [], [], []
+
+
+def blocks(here, size, batch, base, number, order):
+    """One side's descriptor list; NIXL copies it when a request is created."""
+    start = base + number * size * batch
+    return here.agent.get_xfer_descs([(start + int(i) * size, size, 0) for i in order], "DRAM")
+
+
+def machine_cpu_seconds():
+    words = open("/proc/stat").readline().split()
+    return sum(int(words[i]) for i in (1, 2, 3, 6, 7)) / 100
+
+
+def case(here, there, op, size, batch, options, local, remote, pool):
+    """Runs one case and answers what one line of the output holds."""
     per_request = size * batch
-    handles = []
+    lists = []
     for number in range(max(1, min(MAX_HANDLES, pool // per_request))):
         order = np.random.default_rng(number).permutation(batch)
-        mine = [(local + number * per_request + i * size, size) for i in range(batch)]
-        theirs = [(remote + number * per_request + int(i) * size, size) for i in order]
-        handles.append(here.prepare(op, mine, theirs, "target", b"block set %d is done" % number))
-    iterations = max(16, min(2000, budget_bytes // per_request))
-    warm = max(4, len(handles), iterations // 10)
-    transfer, state, now = here.agent.transfer, here.agent.check_xfer_state, time.perf_counter
+        mine = blocks(here, size, batch, local, number, range(batch))
+        lists.append((mine, blocks(here, size, batch, remote, number, order)))
+    budget = options.budget_mib << 20
+    iterations = max(16, min(2000, budget // per_request))
+    warm = max(4, len(lists), iterations // 10)
+    create, transfer, state = here.agent.initialize_xfer, here.agent.transfer, here.agent.check_xfer_state
+    now, laps = time.perf_counter, Laps()
+
+    def prepare(number):
+        mine, theirs = lists[number % len(lists)]
+        started = now()
+        handle = create(op, mine, theirs, "target", b"blocks are there", [here.backend])
+        laps.prepare.append(now() - started)
+        return handle
+
+    ready = [] if options.prepare_each else [prepare(number) for number in range(len(lists))]
 
     def loop(count):
         there.start("hear", "initiator", count)
-        laps = []
         first = time.clock_gettime(time.CLOCK_MONOTONIC)
         for number in range(count):
-            handle = handles[number % len(handles)]
             started = now()
+            handle = ready[number % len(ready)] if ready else prepare(number)
+            before = now()
             answer = transfer(handle)
+            laps.post.append(now() - before)
             while answer == "PROC":
                 answer = state(handle)
-            laps.append(now() - started)
+            laps.whole.append(now() - started)
             assert answer == "DONE", f"{op} of {batch} x {size}: {answer}"
-        return laps, there.answer() - first
+            if not ready:
+                here.release(handle)
+        return there.answer() - first
 
     loop(warm)
-    laps, total = loop(iterations)
-    for handle in handles:
+    laps.whole, laps.post = [], []
+    if not ready:
+        laps.prepare = []
+    cpu, machine = here.cpu_seconds() + there.cpu_seconds(), machine_cpu_seconds()
+    total = loop(iterations)
+    machine = machine_cpu_seconds() - machine
+    cpu = here.cpu_seconds() + there.cpu_seconds() - cpu
+    for handle in ready:
         here.release(handle)
-    return laps, total, iterations, per_request
+    gib = per_request * iterations / 2**30
+    whole = np.percentile(laps.whole, [50, 99, 99.9]) * 1e6
+    return {
+        "op": op,
+        "size_bytes": size,
+        "batch": batch,
+        "gbps": per_request * iterations * 8 / total / 1e9,
+        "latency_us_p50": whole[0],
+        "latency_us_p99": whole[1],
+        "latency_us_p999": whole[2],
+        "prepare_us_p50": float(np.median(laps.prepare)) * 1e6,
+        "post_us_p50": float(np.median(laps.post)) * 1e6,
+        "cpu_s_per_gib": cpu / gib,
+        "machine_cpu_s_per_gib": machine / gib,
+    }
 
 
 def check(here, there, op, size, batch, numbers, addresses):
@@ -87,6 +139,8 @@ def idle_share(there, seconds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", default="4096,65536,1048576")
+    parser.add_argument("--ops", default="write,read")
+    parser.add_argument("--prepare-each", action="store_true", help="every iteration creates its request")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--budget-mib", type=int, default=1024, help="bytes to move per case")
     parser.add_argument("--no-progress-thread", action="store_true", help="both agents; NIXL's default is with")
@@ -101,20 +155,9 @@ def main():
     here.load(there.metadata())
     there.load(here.metadata())
     for size in sizes:
-        for op in ("WRITE", "READ"):
+        for op in options.ops.upper().split(","):
             check(here, there, op, size, options.batch, (local, remote), (local_addr, remote_addr))
-            laps, total, count, per_request = case(
-                here, there, op, size, options.batch, options.budget_mib << 20, local_addr, remote_addr, pool
-            )
-            p50, p99 = np.percentile(laps, [50, 99])
-            result = {
-                "op": op,
-                "size_bytes": size,
-                "batch": options.batch,
-                "gbps": per_request * count * 8 / total / 1e9,
-                "latency_us_p50": p50 * 1e6,
-                "latency_us_p99": p99 * 1e6,
-            }
+            result = case(here, there, op, size, options.batch, options, local_addr, remote_addr, pool)
             print(json.dumps(result), flush=True)
     if options.idle:
         print(json.dumps({"idle_core_share": idle_share(there, options.idle)}), flush=True)

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod artifacts;
 mod bench;
+mod bench_peers;
 mod bench_verbs;
 mod demo;
 mod elf;
@@ -74,6 +75,8 @@ enum Command {
 enum BenchWhich {
     /// Baton against stock UCX through the stock NIXL API, two processes.
     Nixl(bench::Options),
+    /// The same work through Baton, stock UCX and Mooncake over TCP, side by side: `cargo xtask bench peers -- OPTIONS`.
+    Peers(bench_peers::Options),
     /// The engine over RDMA against perftest and Mooncake, two processes in the guest.
     Verbs(bench_verbs::Options),
 }
@@ -88,6 +91,7 @@ fn dispatch(command: Command) -> Outcome<()> {
             Ok(())
         }
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
+        Command::Bench { which: BenchWhich::Peers(options) } => bench_peers::bench(&options),
         Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
         Command::Header { check } => header::header(check),
         Command::Vm(options) => vm::run(&options),

@@ -11,6 +11,7 @@ mod engine;
 mod loops;
 mod memory;
 mod options;
+mod peers;
 mod perftest;
 mod plan;
 mod remote;
@@ -31,6 +32,8 @@ enum Cli {
     Target(target::Options),
     /// The engine over verbs against perftest and Mooncake; `cargo xtask bench verbs` runs it in the guest.
     Verbs(verbs::Options),
+    /// The same work through Baton, UCX and Mooncake, side by side; `cargo xtask bench peers` sets them up.
+    Peers(Box<peers::Options>),
     /// Draws bandwidth and latency curves of earlier runs as SVG and PNG.
     #[cfg(feature = "plot")]
     Plot(curves::Options),
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Cli::Run(options) => run::run(&options),
         Cli::Target(options) => target::serve(&options),
         Cli::Verbs(options) => verbs::run(&options),
+        Cli::Peers(options) => peers::run(&options),
         #[cfg(feature = "plot")]
         Cli::Plot(options) => curves::run(&options),
     };

@@ -200,7 +200,8 @@ pub enum ColumnsWord {
     Baton,
 }
 
-fn size(text: &str) -> Outcome<u64> {
+/// Bytes of a block.
+pub fn size(text: &str) -> Outcome<u64> {
     let wanted = || format!("a multiple of {WORD} from {WORD} to {MAX_SIZE} is wanted");
     let bytes: u64 = text.parse().map_err(|_| wanted())?;
     let good = bytes.is_multiple_of(WORD as u64) && (1..=MAX_SIZE).contains(&bytes);

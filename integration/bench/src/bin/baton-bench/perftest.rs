@@ -148,10 +148,8 @@ pub fn run(options: &Options, case: Case) -> Outcome<Sample> {
         size_bytes: case.size,
         batch: case.tx_depth() * lanes,
         gbps: mib_per_s * f64::from(1 << 20) * 8.0 / 1e9,
-        latency_us_p50: 0.0,
-        latency_us_p99: 0.0,
-        cpu_s_per_gib: None,
         machine_cpu_s_per_gib: busy(&looks).map(|time| time.as_secs_f64() / gib),
+        ..Sample::default()
     })
 }
 
