@@ -72,6 +72,13 @@ impl SendCredit {
         SendCredit { known: depth, consumed: 0, reserved: 0, depth }
     }
 
+    /// Not all of `depth` is there from the start, or counting goes on: so much is known and consumed.
+    pub fn resumed(depth: u64, known: u64, consumed: u64) -> SendCredit {
+        let credit = SendCredit { known, consumed, reserved: 0, depth };
+        credit.check();
+        credit
+    }
+
     /// Highest grant seen.
     pub fn known(&self) -> u64 {
         self.known
@@ -160,6 +167,12 @@ impl RecvCredit {
     /// `depth` is there from the start and known to the sender.
     pub fn new(depth: u64) -> RecvCredit {
         RecvCredit { granted: depth, received: 0, announced: depth, depth }
+    }
+
+    /// Of `depth`, so much is there from the start and known to the sender.
+    pub fn with_grant(depth: u64, granted: u64) -> RecvCredit {
+        assert!(granted <= depth, "I3: granted − received ≤ depth");
+        RecvCredit { granted, received: 0, announced: granted, depth }
     }
 
     /// Ever granted.

@@ -165,6 +165,8 @@ pub enum Frame<'a> {
         transfer: u64,
         /// WRITE or READ.
         direction: Direction,
+        /// What became of it: [`Status::Ok`] if it was complete before the ABORT came.
+        status: Status,
         /// Chunks placed (WRITE) or sent (READ).
         chunks: u32,
     },

@@ -9,7 +9,7 @@
 //!  6 READ_REQ        transfer u64 · first u32 · last u8 · 0 ×3 · pieces × { region u64 · offset u64 · len u64 }
 //!  7 XFER_NACK       transfer u64 · direction u8 · status u8 · 0 u16 · at u32
 //!  8 ABORT           transfer u64 · direction u8 · 0 ×7
-//!  9 ABORT_ACK       transfer u64 · direction u8 · 0 ×3 · chunks u32
+//!  9 ABORT_ACK       transfer u64 · direction u8 · status u8 · 0 u16 · chunks u32
 //! 10 CREDIT_RECLAIM  lane u8 · 0 ×3 · count u32
 //! ```
 
@@ -215,9 +215,9 @@ pub(super) fn write_payload(frame: &Frame<'_>, out: &mut Vec<u8>) -> Result<(), 
             put(&transfer.to_le_bytes());
             put(&[direction as u8, 0, 0, 0, 0, 0, 0, 0]);
         }
-        Frame::AbortAck { transfer, direction, chunks } => {
+        Frame::AbortAck { transfer, direction, status, chunks } => {
             put(&transfer.to_le_bytes());
-            put(&[direction as u8, 0, 0, 0]);
+            put(&[direction as u8, status as u8, 0, 0]);
             put(&chunks.to_le_bytes());
         }
         Frame::CreditReclaim { lane, count } => {
@@ -279,9 +279,9 @@ pub(super) fn read_payload<'a>(
             Frame::Abort { transfer, direction }
         }
         Kind::AbortAck => {
-            let (transfer, direction) = (fields.u64(), fields.direction()?);
-            fields.zeros::<3>()?;
-            Frame::AbortAck { transfer, direction, chunks: fields.u32() }
+            let (transfer, direction, status) = (fields.u64(), fields.direction()?, fields.status()?);
+            fields.zeros::<2>()?;
+            Frame::AbortAck { transfer, direction, status, chunks: fields.u32() }
         }
         Kind::CreditReclaim => Frame::CreditReclaim { lane: fields.lane()?, count: fields.u32() },
     };

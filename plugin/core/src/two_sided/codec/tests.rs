@@ -62,8 +62,8 @@ fn samples() -> Vec<(Frame<'static>, &'static str)> {
         ),
         (Frame::Abort { transfer: 8, direction: Direction::Read }, "08000000000000000200000000000000"),
         (
-            Frame::AbortAck { transfer: 8, direction: Direction::Read, chunks: 3 },
-            "08000000000000000200000003000000",
+            Frame::AbortAck { transfer: 8, direction: Direction::Read, status: Status::Aborted, chunks: 3 },
+            "08000000000000000209000003000000",
         ),
         (Frame::CreditReclaim { lane: LaneId(63), count: 2 }, "3f00000002000000"),
     ]
@@ -176,7 +176,12 @@ fn the_encoder_keeps_the_decoders_limits_and_leaves_the_output_alone() {
             offset: 0,
             bytes: &[1],
         },
-        Frame::AbortAck { transfer: 1, direction: Direction::Read, chunks: MAX_CHUNKS + 1 },
+        Frame::AbortAck {
+            transfer: 1,
+            direction: Direction::Read,
+            status: Status::Ok,
+            chunks: MAX_CHUNKS + 1,
+        },
     ];
     for frame in &long {
         let mut out = vec![1, 2];
@@ -396,7 +401,7 @@ fn with_frame(
             Frame::XferNack { transfer, direction, status, at: c }
         }
         Kind::Abort => Frame::Abort { transfer, direction },
-        Kind::AbortAck => Frame::AbortAck { transfer, direction, chunks: c % (MAX_CHUNKS + 1) },
+        Kind::AbortAck => Frame::AbortAck { transfer, direction, status, chunks: c % (MAX_CHUNKS + 1) },
         Kind::CreditReclaim => Frame::CreditReclaim { lane, count: c },
     });
 }

@@ -1,0 +1,491 @@
+//! The machine of one two-sided session and epoch: a control endpoint and data lanes, SEND and RECV only.
+//!
+//! Calls go in, [`TwoAction`]s and [`TwoEvent`]s come out. What outlives the epoch is the [`Durable`] part. Handling what arrives
+//! needs only a copy, never a send: answers are state, told when there is credit and room, so nothing here can deadlock.
+
+mod control_in;
+mod control_out;
+mod credit;
+mod data_in;
+mod data_out;
+mod port;
+mod stats;
+mod transfers;
+
+use std::collections::VecDeque;
+
+use baton_fabric::{Completion, CompletionKind, WcStatus};
+
+use super::chunks::Chunk;
+use super::codec::{Ack, Block, CONTROL_SLOT_BYTES, DATA_HEADER_BYTES, Direction, Lists, ReadPiece, Status};
+use super::inbox::Inbox;
+use super::notes::{NotesIn, NotesOut};
+use super::outbox::{Flow, Outbox};
+use super::pool::{Pool, SlotId};
+use super::report::{TwoCounters, TwoEnd, TwoEvent, TwoViolation, XferFailure};
+use super::setup::{DataSend, PlaceJob, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup};
+use crate::credit::SendCredit;
+use crate::ids::{LaneId, Nanos};
+use port::{Cargo, ControlPort, LanePort};
+
+pub use stats::{LaneStats, TwoStats};
+
+/// What outlives an epoch: transfers, notifications, what was granted of them.
+#[derive(Debug)]
+pub struct Durable {
+    limits: TwoLimits,
+    outbox: Outbox,
+    inbox: Inbox,
+    notes_out: NotesOut,
+    notes_in: NotesIn,
+    /// Highest count of REQUEST credit seen.
+    request_known: u64,
+}
+
+impl Durable {
+    /// For a session that begins.
+    pub fn new(limits: TwoLimits) -> Durable {
+        Durable {
+            limits,
+            outbox: Outbox::default(),
+            inbox: Inbox::new(limits.inbox()),
+            notes_out: NotesOut::new(),
+            notes_in: NotesIn::new(limits.notes()),
+            request_known: limits.request_depth.into(),
+        }
+    }
+
+    /// The session is not resumed.
+    pub fn abandon(mut self, reason: &TwoEnd) -> Abandoned {
+        let ended = XferFailure::Ended(reason.clone());
+        let transfers = self.outbox.abandon().into_iter();
+        let failed = transfers.map(|out| (out.token, out.failure.unwrap_or_else(|| ended.clone())));
+        Abandoned { transfers: failed.collect(), notes: self.notes_out.abandon() }
+    }
+
+    /// Transfers not finished.
+    pub fn transfers(&self) -> usize {
+        self.outbox.len()
+    }
+}
+
+/// What ended with a session.
+#[derive(Debug)]
+pub struct Abandoned {
+    /// Token and failure of every unfinished transfer.
+    pub transfers: Vec<(u64, XferFailure)>,
+    /// Token and message of every unresolved notification.
+    pub notes: Vec<(u64, Vec<u8>)>,
+}
+
+/// One session and epoch.
+#[derive(Debug)]
+pub struct Channel {
+    setup: TwoSetup,
+    chunk_bytes: u32,
+    durable: Durable,
+    control: ControlPort,
+    lanes: Vec<LanePort>,
+    request: SendCredit,
+    /// Send slots not in use.
+    send_slots: Vec<u32>,
+    next_lane: usize,
+    /// Copies to be handed out, and all that have not ended.
+    places: VecDeque<PlaceJob>,
+    copies: u32,
+    flush: bool,
+    /// Since when data waits and no lane has credit.
+    starved_since: Option<Nanos>,
+    next_credit_request: Nanos,
+    credit_request_gap_ms: u64,
+    last_credit_request_in: Option<Nanos>,
+    notes_turn: bool,
+    next_wait_check: Nanos,
+    last_progress: Nanos,
+    events: VecDeque<TwoEvent>,
+    ended: Option<TwoEnd>,
+    /// The peer broke the protocol: nothing it sends is looked at any more.
+    deaf: bool,
+    counters: TwoCounters,
+    work: Work,
+}
+
+/// Working space, so that nothing is allocated at work.
+#[derive(Debug, Default)]
+struct Work {
+    bytes: Vec<u8>,
+    frame: Vec<u8>,
+    lists: Lists,
+    acks: Vec<Ack>,
+    pieces: Vec<ReadPiece>,
+    spans: Vec<Span>,
+    slots: Vec<SlotId>,
+    blocks: Vec<Block>,
+    chosen: Vec<(u32, u32, Chunk)>,
+}
+
+/// An action without borrows; bytes, spans and slots are in the working space.
+#[derive(Debug)]
+enum Step {
+    Place(PlaceJob),
+    RecvData { lane: usize, first: u64 },
+    RecvControl { first: u64, count: u32 },
+    Credit { seq: u64, word: usize },
+    Frame { seq: u64 },
+    Data { lane: usize, seq: u64, send_slot: Option<u32>, data_crc: bool },
+}
+
+impl Channel {
+    /// Begins an epoch, the first of a session with [`Durable::new`]. The limits must be the same in all its epochs.
+    ///
+    /// Panics where [`TwoSetup::check`] fails: ask it first about what a peer had a say in.
+    pub fn new(setup: TwoSetup, durable: Durable, now: Nanos) -> Channel {
+        if let Err(error) = setup.check() {
+            panic!("{error}");
+        }
+        let limits = setup.limits;
+        assert_eq!(limits.request_depth, durable.limits.request_depth, "a session keeps its depth");
+        let begun = durable.outbox.next_id() - 1;
+        let lanes = (0..).zip(&setup.lanes).map(|(n, lane)| LanePort::new(LaneId(n), lane, &limits, now));
+        Channel {
+            chunk_bytes: setup.slot_bytes - DATA_HEADER_BYTES as u32,
+            control: ControlPort::new(&setup),
+            lanes: lanes.collect(),
+            request: SendCredit::resumed(limits.request_depth.into(), durable.request_known, begun),
+            send_slots: (0..setup.send_slots).rev().collect(),
+            next_lane: 0,
+            places: VecDeque::new(),
+            copies: 0,
+            flush: false,
+            starved_since: None,
+            next_credit_request: now,
+            credit_request_gap_ms: 1,
+            last_credit_request_in: None,
+            notes_turn: false,
+            next_wait_check: now.plus_ms(limits.wait_ms / 8),
+            last_progress: now,
+            events: VecDeque::new(),
+            ended: None,
+            deaf: false,
+            counters: TwoCounters::default(),
+            work: Work { frame: vec![0; CONTROL_SLOT_BYTES], ..Work::default() },
+            setup,
+            durable,
+        }
+    }
+
+    /// The next thing to do; call until `None` after every other call that takes `&mut self`. Each action must be carried out, or
+    /// begun where it is a copy, before the next is asked for.
+    #[must_use]
+    pub fn next_action(&mut self, now: Nanos, mem: &dyn TwoMemory, pool: &mut Pool) -> Option<TwoAction<'_>> {
+        let step = self.decide(now, mem, pool)?;
+        let work = &self.work;
+        Some(match step {
+            Step::Place(job) => TwoAction::Place(job),
+            Step::RecvData { lane, first } => {
+                TwoAction::RecvData { endpoint: self.lanes[lane].endpoint, first, slots: &work.slots }
+            }
+            Step::RecvControl { first, count } => {
+                TwoAction::RecvControl { endpoint: self.control.endpoint, first, count }
+            }
+            Step::Credit { seq, word } => {
+                TwoAction::Credit { endpoint: self.control.endpoint, seq, word, bytes: &work.bytes }
+            }
+            Step::Frame { seq } => {
+                TwoAction::SendControl { endpoint: self.control.endpoint, seq, bytes: &work.bytes }
+            }
+            Step::Data { lane, seq, send_slot, data_crc } => TwoAction::SendData(DataSend {
+                endpoint: self.lanes[lane].endpoint,
+                seq,
+                prefix: &work.bytes,
+                spans: &work.spans,
+                send_slot,
+                data_crc,
+            }),
+        })
+    }
+
+    fn decide(&mut self, now: Nanos, mem: &dyn TwoMemory, pool: &mut Pool) -> Option<Step> {
+        // Also when the epoch has ended: what arrived before counts.
+        if let Some(job) = self.places.pop_front() {
+            return Some(Step::Place(job));
+        }
+        if self.ended.is_some() {
+            return None;
+        }
+        let step = self
+            .decide_recv(pool)
+            .or_else(|| self.decide_credit_words(now))
+            .or_else(|| self.decide_frame(now, mem))
+            .or_else(|| self.decide_data(now, mem))
+            .or_else(|| self.decide_nop(now));
+        if step.is_none() {
+            self.flush = false;
+        }
+        step
+    }
+
+    /// A completion of one of the channel's endpoints; others are counted and ignored. Still to be called while the epoch is being
+    /// drained: what succeeded on the way counts.
+    pub fn on_completion(&mut self, now: Nanos, done: &Completion, mem: &dyn TwoMemory, pool: &mut Pool) {
+        let lane = self.lanes.iter().position(|lane| lane.endpoint == done.endpoint);
+        if lane.is_none() && done.endpoint != self.control.endpoint {
+            self.counters.late_completions += 1;
+            return;
+        }
+        if done.status == WcStatus::Success {
+            self.last_progress = now;
+        }
+        match (done.kind, lane) {
+            (CompletionKind::Send, lane) => self.on_sent(now, lane, done),
+            (CompletionKind::RecvSend, lane) if done.status == WcStatus::Success => {
+                if self.deaf {
+                    self.counters.late_completions += 1;
+                    return;
+                }
+                let outcome = match lane {
+                    Some(lane) => self.on_message(now, lane, done, mem, pool),
+                    None => self.on_control(now, done, mem),
+                };
+                match outcome {
+                    Ok(()) => self.after_arrival(now),
+                    Err(TwoEnd::Violation(violation)) => self.violate(violation),
+                    Err(other) => self.end(other),
+                }
+            }
+            (CompletionKind::RecvImm(_), _) if done.status == WcStatus::Success => {
+                self.violate(TwoViolation::Immediate { endpoint: done.endpoint });
+            }
+            _ => self.end(TwoEnd::WorkFailed { endpoint: done.endpoint, status: done.status }),
+        }
+    }
+
+    /// WRITEs of the peer have ended: what waited for them is delivered or dropped.
+    fn after_arrival(&mut self, _now: Nanos) {
+        for (transfer, well) in std::mem::take(&mut self.durable.inbox.ended) {
+            for message in self.durable.notes_in.ended(transfer, well) {
+                self.deliver(message);
+            }
+        }
+    }
+
+    fn deliver(&mut self, message: Vec<u8>) {
+        self.durable.notes_in.delivered(message.len());
+        self.counters.notes_delivered += 1;
+        self.events.push_back(TwoEvent::Delivered { message });
+    }
+
+    fn on_sent(&mut self, now: Nanos, lane: Option<usize>, done: &Completion) {
+        let (ledger, flights) = match lane.map(|lane| &mut self.lanes[lane]) {
+            Some(lane) => (&mut lane.ledger, &mut lane.flights),
+            None => (&mut self.control.ledger, &mut self.control.flights),
+        };
+        let retired = match ledger.retire(done.seq) {
+            Ok(n) => n,
+            Err(error) => return self.end(TwoEnd::BadCompletion { endpoint: done.endpoint, error }),
+        };
+        let cargos: Vec<Cargo> = flights.drain(..retired as usize).collect();
+        let last = cargos.len() - 1;
+        for (nth, cargo) in cargos.into_iter().enumerate() {
+            // RC completes in order: only the last one can have failed.
+            let status = if nth == last { done.status } else { WcStatus::Success };
+            self.on_cargo(now, cargo, status);
+        }
+        if done.status != WcStatus::Success {
+            self.end(TwoEnd::WorkFailed { endpoint: done.endpoint, status: done.status });
+        }
+    }
+
+    fn on_cargo(&mut self, now: Nanos, cargo: Cargo, status: WcStatus) {
+        match cargo {
+            Cargo::Credit => self.control.credit_in_flight -= 1,
+            Cargo::Frame | Cargo::Nop => {}
+            Cargo::Note { seq } if status == WcStatus::Success => {
+                if let Some(owner) = self.durable.notes_out.sent(seq) {
+                    self.on_note_done(owner);
+                }
+            }
+            Cargo::Note { .. } => {}
+            Cargo::Data { flows, send_slot } => {
+                self.send_slots.extend(send_slot);
+                for flow in flows {
+                    self.on_message_done(now, flow, status);
+                }
+            }
+        }
+    }
+
+    fn on_message_done(&mut self, now: Nanos, flow: Flow, status: WcStatus) {
+        match flow {
+            Flow::Serve(transfer) => self.durable.inbox.served(transfer),
+            Flow::Own(at) => {
+                let out = self.durable.outbox.get_mut(at);
+                out.in_flight -= 1;
+                out.since = now;
+                if status == WcStatus::LocalAccess {
+                    let failure = XferFailure::CopyFailed { status: Status::CopyFailed, chunk: u32::MAX };
+                    self.fail(at, failure, true);
+                } else {
+                    self.settle(at);
+                }
+            }
+        }
+    }
+
+    /// A copy has ended.
+    pub fn on_placed(
+        &mut self,
+        now: Nanos,
+        ticket: Ticket,
+        len: u32,
+        outcome: Result<(), Status>,
+        pool: &mut Pool,
+    ) {
+        self.copies -= 1;
+        if pool.placed(ticket.slot) {
+            self.slots_came_back();
+        }
+        if outcome.is_ok() {
+            self.counters.bytes_placed += u64::from(len);
+        }
+        match ticket.direction {
+            Direction::Write => {
+                self.durable.inbox.placed(ticket.transfer, ticket.chunk, outcome);
+                self.after_arrival(now);
+            }
+            Direction::Read => self.on_read_placed(now, ticket, outcome),
+        }
+    }
+
+    /// The fabric did not take the work request just handed out. The epoch ends.
+    pub fn on_post_failed(&mut self, endpoint: baton_fabric::EndpointId) {
+        self.end(TwoEnd::PostFailed { endpoint });
+    }
+
+    /// The pool has slots again.
+    pub fn on_pool_changed(&mut self) {
+        self.slots_came_back();
+    }
+
+    fn slots_came_back(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.starved = false);
+    }
+
+    /// The next thing to tell.
+    #[must_use]
+    pub fn next_event(&mut self) -> Option<TwoEvent> {
+        self.events.pop_front()
+    }
+
+    /// The host took a message of that length.
+    pub fn on_popped(&mut self, len: usize) {
+        self.durable.notes_in.popped(len);
+    }
+
+    /// Tells everything that is worth telling, before the receiver idles: [`Channel::next_action`] then yields it.
+    pub fn flush(&mut self) {
+        self.flush = true;
+    }
+
+    /// Ends the epoch for a reason from outside.
+    pub fn shut(&mut self, reason: &str) {
+        self.end(TwoEnd::Closed(reason.to_owned()));
+    }
+
+    /// When [`Channel::on_timeout`] is due; may move with every other call.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let waits = self.durable.outbox.len() > 0 || self.durable.inbox.oldest_read().is_some();
+        let stall = self.has_outstanding().then(|| self.last_progress.plus_ms(self.setup.limits.stall_ms));
+        let request = self.starved_since.is_some().then_some(self.next_credit_request);
+        [
+            waits.then_some(self.next_wait_check),
+            stall,
+            request,
+            self.durable.notes_out.next_deadline(),
+            self.next_lane_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Deadlines, idle lanes and the watchdog.
+    pub fn on_timeout(&mut self, now: Nanos, pool: &Pool) {
+        if self.ended.is_some() {
+            return;
+        }
+        for token in self.durable.notes_out.expire(now) {
+            self.counters.notes_expired += 1;
+            self.events.push_back(TwoEvent::NoteDone { token, sent: false });
+        }
+        if now >= self.next_wait_check {
+            self.next_wait_check = now.plus_ms(self.setup.limits.wait_ms / 8);
+            self.check_waits(now);
+        }
+        self.check_lanes(now, pool);
+        if self.has_outstanding() && now >= self.last_progress.plus_ms(self.setup.limits.stall_ms) {
+            self.end(TwoEnd::Stalled { waited_ms: now.since(self.last_progress) / 1_000_000 });
+        }
+    }
+
+    /// A completion is on its way.
+    pub fn has_outstanding(&self) -> bool {
+        self.control.ledger.in_flight() > 0 || self.lanes.iter().any(|lane| lane.ledger.in_flight() > 0)
+    }
+
+    /// Copies that have not ended; the channel must not be closed before they have.
+    pub fn copies(&self) -> u32 {
+        self.copies
+    }
+
+    /// Why it ended, once it has.
+    pub fn end_reason(&self) -> Option<&TwoEnd> {
+        self.ended.as_ref()
+    }
+
+    /// Counters.
+    pub fn counters(&self) -> &TwoCounters {
+        &self.counters
+    }
+
+    /// Ends it: endpoints are destroyed, all copies have ended, all events were taken. Its RECVs go back to the pool.
+    pub fn close(mut self, now: Nanos, pool: &mut Pool) -> (Durable, TwoCounters) {
+        assert_eq!(self.copies, 0, "copies end before their epoch is closed");
+        self.deaf = true;
+        for lane in 0..self.lanes.len() {
+            while let Some(slot) = self.lanes[lane].posted.pop_front() {
+                pool.flushed(slot);
+            }
+            for cargo in std::mem::take(&mut self.lanes[lane].flights) {
+                self.on_cargo(now, cargo, WcStatus::Flushed);
+            }
+        }
+        assert!(
+            self.events.iter().all(|event| matches!(event, TwoEvent::XferDone { .. })),
+            "events are taken first"
+        );
+        self.durable.request_known = self.request.known();
+        self.durable.outbox.restart(now);
+        self.durable.inbox.restart();
+        self.durable.notes_out.restart();
+        self.durable.notes_in.restart();
+        (self.durable, self.counters)
+    }
+
+    fn end(&mut self, reason: TwoEnd) {
+        if self.ended.is_none() {
+            self.events.push_back(TwoEvent::EndEpoch { reason: reason.clone() });
+            self.ended = Some(reason);
+        }
+    }
+
+    fn violate(&mut self, violation: TwoViolation) {
+        self.deaf = true;
+        self.counters.violations += 1;
+        self.end(TwoEnd::Violation(violation));
+    }
+}

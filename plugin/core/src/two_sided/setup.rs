@@ -1,0 +1,305 @@
+//! What a channel is made from and what it asks for.
+
+use baton_fabric::EndpointId;
+
+use super::codec::{DATA_HEADER_BYTES, Direction, Status};
+use super::inbox::InboxLimits;
+use super::notes::NoteLimits;
+use super::pool::{PeerKey, SlotId};
+use crate::ids::{Epoch, RegionId, SessionId};
+
+/// One data lane.
+#[derive(Clone, Debug)]
+pub struct TwoLane {
+    /// Endpoint.
+    pub endpoint: EndpointId,
+    /// Work requests outstanding at most.
+    pub sq_depth: u32,
+    /// RECVs posted at most, on either side.
+    pub rq_depth: u32,
+    /// Slots of the RECVs that the driver posted before the endpoint was connected, in order. They were lent by the pool.
+    pub posted: Vec<SlotId>,
+    /// How many the peer told that it had posted.
+    pub peer_posted: u32,
+}
+
+/// What the handshake settled for one epoch. Both sides have the same values but for what is said to be a side's own.
+#[derive(Clone, Debug)]
+pub struct TwoSetup {
+    /// The peer, as the pool knows it.
+    pub peer: PeerKey,
+    /// Session.
+    pub session: SessionId,
+    /// Generation of the queue pairs.
+    pub epoch: Epoch,
+    /// Control endpoint.
+    pub control: EndpointId,
+    /// Work requests outstanding there at most.
+    pub control_sq_depth: u32,
+    /// Control RECVs: slots of [`super::codec::CONTROL_SLOT_BYTES`], all posted before the epoch; the n-th RECV has slot n mod this.
+    pub control_rq_depth: u32,
+    /// Data lanes, 1 to 64; index = lane.
+    pub lanes: Vec<TwoLane>,
+    /// Length of a data slot, the smaller of both sides'.
+    pub slot_bytes: u32,
+    /// Where the peer's credit page begins.
+    pub peer_credit_addr: u64,
+    /// Its key.
+    pub peer_credit_key: u64,
+    /// Own: send slots of `slot_bytes` for messages that are not gathered.
+    pub send_slots: u32,
+    /// Own: entries of a gather list at most.
+    pub max_sge: u32,
+    /// Own: messages carry a checksum of their data.
+    pub data_crc: bool,
+    /// Limits.
+    pub limits: TwoLimits,
+}
+
+/// Limits of a channel; the first three are agreed, the others are a side's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TwoLimits {
+    /// Transfers that each side takes at once.
+    pub request_depth: u32,
+    /// Bytes of notifications unacknowledged.
+    pub notify_window: u32,
+    /// Longest message of a notification.
+    pub message_bytes: u32,
+    /// Bytes of bookkeeping for the peer's transfers.
+    pub inbox_bytes: usize,
+    /// Own transfers not finished.
+    pub max_transfers: u32,
+    /// Notifications queued.
+    pub max_notifications: u32,
+    /// Acknowledgements of notifications are withheld above this.
+    pub unpopped_bytes: u64,
+    /// A transfer that nothing happened to for so long fails.
+    pub wait_ms: u64,
+    /// A transfer of at most so many bytes is a small one.
+    pub small_bytes: u64,
+    /// Chunks of at most so many bytes are packed together.
+    pub pack_bytes: u32,
+    /// RECVs of a lane that is idle.
+    pub idle_slots: u32,
+    /// A lane without data for so long is idle.
+    pub lane_idle_ms: u64,
+    /// Between two attempts to reclaim RECVs of an idle lane.
+    pub reclaim_ms: u64,
+    /// Transfers of the round at once.
+    pub ring: usize,
+    /// Work outstanding and no completion for so long ends the epoch.
+    pub stall_ms: u64,
+}
+
+impl Default for TwoLimits {
+    fn default() -> TwoLimits {
+        TwoLimits {
+            request_depth: 256,
+            notify_window: 1 << 20,
+            message_bytes: 512 << 10,
+            inbox_bytes: 16 << 20,
+            max_transfers: 1 << 16,
+            max_notifications: 16_384,
+            unpopped_bytes: 8 << 20,
+            wait_ms: 30_000,
+            small_bytes: 1 << 20,
+            pack_bytes: 8 << 10,
+            idle_slots: 1,
+            lane_idle_ms: 2_000,
+            reclaim_ms: 500,
+            ring: 16,
+            stall_ms: 5_000,
+        }
+    }
+}
+
+impl TwoLimits {
+    /// For the inbox.
+    pub fn inbox(&self) -> InboxLimits {
+        InboxLimits { depth: self.request_depth, state_bytes: self.inbox_bytes }
+    }
+
+    /// For notifications.
+    pub fn notes(&self) -> NoteLimits {
+        NoteLimits {
+            message_bytes: self.message_bytes,
+            window_bytes: self.notify_window,
+            queued: self.max_notifications,
+            unpopped_bytes: self.unpopped_bytes,
+        }
+    }
+}
+
+/// What was agreed cannot carry a channel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, a two-sided channel needs {need}")]
+pub struct TwoSetupError {
+    /// Which number.
+    pub what: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// What it has to be.
+    pub need: &'static str,
+}
+
+impl TwoSetup {
+    /// Checks what a peer had a say in.
+    ///
+    /// # Errors
+    /// The first number that is out of range.
+    pub fn check(&self) -> Result<(), TwoSetupError> {
+        let within = |what, value: u64, range: std::ops::RangeInclusive<u64>, need| {
+            if range.contains(&value) { Ok(()) } else { Err(TwoSetupError { what, value, need }) }
+        };
+        let limits = &self.limits;
+        within("the number of lanes", self.lanes.len() as u64, 1..=64, "1 to 64")?;
+        within("the control send queue", self.control_sq_depth.into(), 8..=65_535, "8 to 65535")?;
+        within("the control receive queue", self.control_rq_depth.into(), 2..=65_535, "2 to 65535")?;
+        let slots = DATA_HEADER_BYTES as u64 + 64..=1 << 24;
+        within("the length of a slot", self.slot_bytes.into(), slots, "128 bytes to 16 MiB")?;
+        within("the request depth", limits.request_depth.into(), 1..=1 << 20, "1 to 2^20")?;
+        let least = u64::from(limits.message_bytes) + super::notes::NOTE_OVERHEAD;
+        within(
+            "the notification window",
+            limits.notify_window.into(),
+            least..=1 << 30,
+            "one longest message",
+        )?;
+        for lane in &self.lanes {
+            within("a lane's send queue", lane.sq_depth.into(), 2..=65_535, "2 to 65535")?;
+            within("a lane's receive queue", lane.rq_depth.into(), 1..=65_535, "1 to 65535")?;
+            let posted = lane.posted.len() as u64;
+            within("RECVs posted on a lane", posted, 0..=lane.rq_depth.into(), "at most its depth")?;
+            let told = u64::from(lane.peer_posted);
+            within("RECVs posted by the peer", told, 0..=lane.rq_depth.into(), "at most the lane's depth")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// As the driver said in [`super::chunks::Piece::local`], plus a distance.
+    Local(u64),
+    /// In an own region that the peer named.
+    Region(RegionId, u64),
+}
+
+/// Bytes to be gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where.
+    pub from: Place,
+    /// How many.
+    pub len: u32,
+}
+
+/// What the channel asks of the driver's memory.
+pub trait TwoMemory {
+    /// Whether the peer may write to (WRITE) or read from (READ) that part of an own region, now.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self, region: RegionId, offset: u64, len: u64, direction: Direction) -> Result<(), Status>;
+    /// Whether the bytes are registered for local use, so that a NIC can gather them.
+    fn can_gather(&self, span: &Span) -> bool;
+    /// Copies bytes out of a data slot.
+    fn read_slot(&self, slot: SlotId, at: u32, out: &mut [u8]);
+    /// CRC-32C of bytes of a data slot, continued from `crc`.
+    fn crc_slot(&self, slot: SlotId, at: u32, len: u32, crc: u32) -> u32;
+    /// Copies bytes out of a control slot.
+    fn read_control(&self, slot: u32, out: &mut [u8]);
+    /// Loads a word of the own credit page, with Acquire ordering.
+    fn load_credit(&self, word: usize) -> u64;
+}
+
+/// A data message to be posted.
+#[derive(Debug)]
+pub struct DataSend<'a> {
+    /// Where.
+    pub endpoint: EndpointId,
+    /// Sequence in the send queue; comes back in the completion.
+    pub seq: u64,
+    /// Header and table.
+    pub prefix: &'a [u8],
+    /// The data, in order.
+    pub spans: &'a [Span],
+    /// Copy everything into this send slot and send that; `None`: gather (the prefix from a small buffer of the driver's that is
+    /// free again when this SEND has completed). The number is not used again before that.
+    pub send_slot: Option<u32>,
+    /// Finish the checksum with [`super::codec::append_data_crc`].
+    pub data_crc: bool,
+}
+
+/// What the driver has to do, in order.
+#[derive(Debug)]
+pub enum TwoAction<'a> {
+    /// Post these RECVs before the next action is carried out: it may announce them. The n-th RECV of a lane, those before the
+    /// epoch included, has id n (low 32 bits).
+    RecvData {
+        /// Where.
+        endpoint: EndpointId,
+        /// Number of the first.
+        first: u64,
+        /// Slots, in order.
+        slots: &'a [SlotId],
+    },
+    /// Post control RECVs again: slot and id of the n-th are n mod depth.
+    RecvControl {
+        /// Where.
+        endpoint: EndpointId,
+        /// Number of the first.
+        first: u64,
+        /// How many.
+        count: u32,
+    },
+    /// WRITE these words into the peer's credit page.
+    Credit {
+        /// Where.
+        endpoint: EndpointId,
+        /// Sequence in the send queue.
+        seq: u64,
+        /// First word.
+        word: usize,
+        /// Little-endian words.
+        bytes: &'a [u8],
+    },
+    /// SEND a control frame.
+    SendControl {
+        /// Where.
+        endpoint: EndpointId,
+        /// Sequence in the send queue.
+        seq: u64,
+        /// The frame.
+        bytes: &'a [u8],
+    },
+    /// SEND a data message.
+    SendData(DataSend<'a>),
+    /// Copy out of a data slot, now or later and on any thread; then [`super::channel::Channel::on_placed`].
+    Place(PlaceJob),
+}
+
+/// A copy out of a data slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceJob {
+    /// Comes back.
+    pub ticket: Ticket,
+    /// From.
+    pub slot: SlotId,
+    /// From its byte.
+    pub at: u32,
+    /// To.
+    pub to: Place,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// What a copy belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub(super) direction: Direction,
+    pub(super) transfer: u64,
+    pub(super) chunk: u32,
+    pub(super) slot: SlotId,
+}
