@@ -168,6 +168,27 @@ def standalone_notifications_cross_whole_and_in_order():
     assert pair.here.take("prefill", len(messages)) == messages
 
 
+@scenario(core=True)
+def messages_up_to_eight_mebibytes_cross_whole_and_one_byte_more_is_refused():
+    pair = Pair(64 * KIB)
+    for length in (8144, 8145, 300_000, 8 * MIB):
+        message = bytes(range(256)) * (length // 256) + b"!" * (length % 256)
+        pair.transfer_and_compare("WRITE", *pair.whole(), message)
+        pair.transfer_and_compare("READ", *pair.whole(), message)
+        pair.here.send("prefill", message)
+        assert pair.there.take("decode") == [message]
+    for refused in (
+        lambda: pair.here.send("prefill", b"x" * (8 * MIB + 1)),
+        lambda: pair.here.run("WRITE", *pair.whole(), "prefill", b"x" * (8 * MIB + 1)),
+    ):
+        try:
+            refused()
+        except bindings.nixlNotAllowedError:
+            continue
+        raise AssertionError("a message over the limit was taken")
+    pair.transfer_and_compare("WRITE", *pair.whole(), b"still works")
+
+
 @scenario()
 def ten_thousand_notifications_of_one_sender_keep_their_order():
     pair = Pair(4 * KIB)

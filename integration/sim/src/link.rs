@@ -6,6 +6,7 @@ use baton_core::credit::CreditPage;
 use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::{
     Action, EndReason, EndpointStats, Event, LaneSetup, RingId, Session, SessionLimits, SessionSetup,
+    record_limit,
 };
 use baton_core::prepared::LaneRails;
 use baton_core::{Epoch, Instance, LaneId, Nanos, SessionId};
@@ -31,7 +32,11 @@ pub(crate) struct Shape {
 impl Shape {
     /// Mostly small, so that every limit is met all the time.
     pub fn random(rng: &mut Rng) -> Shape {
+        let ring_bytes = [512, 768, 1024, 4096, 16384][rng.below(5) as usize];
         let limits = SessionLimits {
+            // Up to six fragments.
+            max_message_bytes: record_limit(ring_bytes) as u32 * rng.between(1, 6) as u32,
+            max_waiting_message_bytes: rng.between(8192, 65536),
             max_transfers: rng.between(2, 24) as u32,
             max_notifications: rng.between(4, 40) as u32,
             max_notification_bytes: rng.between(8192, 65536),
@@ -49,7 +54,7 @@ impl Shape {
             lanes: rng.between(1, 4) as u8,
             sq_depth: rng.between(4, 64) as u32,
             rq_depth: rng.between(1, 24) as u32,
-            ring_bytes: [512, 768, 1024, 4096, 16384][rng.below(5) as usize],
+            ring_bytes,
             notify: if rng.chance(1, 2) { NotifyMode::Send } else { NotifyMode::Immediate },
             max_message_bytes: if rng.chance(1, 3) { rng.between(100, 2000) } else { 4096 },
             limits,

@@ -61,6 +61,8 @@ pub struct Reached {
     pub transfers_canceled: u64,
     pub transfers_failed: u64,
     pub ids_received: u64,
+    pub partial_messages_dropped: u64,
+    pub fragments_sent: u64,
 }
 
 impl Reached {
@@ -76,10 +78,12 @@ impl Reached {
         self.transfers_canceled += counters.transfers_canceled;
         self.transfers_failed += counters.transfers_failed;
         self.ids_received += counters.ids_received;
+        self.partial_messages_dropped += counters.partial_messages_dropped;
+        self.fragments_sent += counters.fragments_sent;
     }
 
     /// By name.
-    pub fn named(&self) -> [(&'static str, u64); 11] {
+    pub fn named(&self) -> [(&'static str, u64); 13] {
         [
             ("whole posts", self.whole_posts),
             ("sliced posts", self.sliced_posts),
@@ -92,6 +96,8 @@ impl Reached {
             ("transfers canceled", self.transfers_canceled),
             ("transfers failed", self.transfers_failed),
             ("ids that landed", self.ids_received),
+            ("unfinished messages given up", self.partial_messages_dropped),
+            ("fragments sent", self.fragments_sent),
         ]
     }
 
@@ -109,6 +115,8 @@ impl Reached {
             transfers_canceled: self.transfers_canceled + other.transfers_canceled,
             transfers_failed: self.transfers_failed + other.transfers_failed,
             ids_received: self.ids_received + other.ids_received,
+            partial_messages_dropped: self.partial_messages_dropped + other.partial_messages_dropped,
+            fragments_sent: self.fragments_sent + other.fragments_sent,
         }
     }
 }

@@ -255,7 +255,11 @@ impl Swarm {
                 self.checker.submitted(way, id, work.xfer);
                 self.pump(way)
             }
-            Err(SubmitError::TooManyTransfers { .. } | SubmitError::TooManyNotifications { .. }) => {
+            Err(
+                SubmitError::TooManyTransfers { .. }
+                | SubmitError::TooManyMessageBytes { .. }
+                | SubmitError::TooManyNotifications { .. },
+            ) => {
                 self.discard(&work.xfer);
                 Ok(())
             }
@@ -297,7 +301,7 @@ impl Swarm {
     }
 
     fn notify(&mut self, way @ (link, side): Way) -> Check {
-        let limit = baton_core::peer::message_limit(self.links[link].shape.ring_bytes);
+        let limit = self.links[link].shape.limits.max_message_bytes as usize;
         let (len, now, id) = (self.message_len(limit), self.now(), self.checker.new_id());
         let text = message(id, len);
         let forever = Nanos(u64::MAX - 1);

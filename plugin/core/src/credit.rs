@@ -89,6 +89,11 @@ impl SendCredit {
         self.consumed
     }
 
+    /// Of those consumed, so many are available again: the peer has taken at least as many.
+    pub fn returned(&self) -> u64 {
+        self.known - self.depth
+    }
+
     /// Free to reserve.
     pub fn available(&self) -> u64 {
         self.known - self.consumed - self.reserved

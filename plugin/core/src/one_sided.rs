@@ -10,7 +10,10 @@
 //! SEND behind the data does. The record goes over the
 //! first used lane, behind its data. A READ that cannot be whole posts a single RECORD once all its data has arrived: nothing is left for other
 //! lanes to tell.
+//!
+//! A message that does not fit one record goes ahead of its record in fragments, while the transfer is the head of the tail queue.
 
+mod fragments;
 mod transfers;
 
 use std::sync::Arc;
@@ -18,7 +21,7 @@ use std::sync::Arc;
 use baton_fabric::Op;
 
 use crate::ids::{LaneId, Nanos, XferSeq};
-use crate::notify::{NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Tell};
+use crate::notify::{NotifyMode, RecordScope, Tell};
 use crate::peer::{
     CancelOutcome, Cargo, Event, PostStep, RingId, Session, SessionMemory, SubmitError, XferFailure,
 };
@@ -51,6 +54,8 @@ pub(crate) enum Blocked {
     Recv(LaneId),
     /// Ring bytes of a lane.
     RingBytes(LaneId),
+    /// The peer has not taken the last fragment of the message before, which went over that lane.
+    Fragments(LaneId),
 }
 
 impl Session {
@@ -62,12 +67,10 @@ impl Session {
         tell: Tell<'_>,
     ) -> Result<(), SubmitError> {
         let notified = !tell.is_nothing();
-        let whole = notified && self.fits_one_slice(&work);
+        let whole = notified && tell.body_len() <= self.record_limit && self.fits_one_slice(&work);
         let xfer = self.transfers.take(token, now, if whole { State::Fresh } else { State::Data })?;
+        self.transfers.tell(xfer, tell);
         let transfer = &mut self.transfers[xfer];
-        transfer.notified = notified;
-        transfer.flags = tell.flags();
-        tell.encode(&mut transfer.body);
         // Only an immediate needs a WRITE to ride on.
         let holds_back = notified && work.op() == Op::Write && self.setup.notify == NotifyMode::Immediate;
         for (nth, range) in work.lanes().iter().enumerate() {
@@ -203,6 +206,9 @@ impl Session {
         if self.tail_blocked_now(xfer, parts, mem).is_some() {
             return None;
         }
+        if self.has_fragments_to_go(xfer) {
+            return Some(self.post_fragment(xfer, mem));
+        }
         self.tails.pop_front();
         Some(self.start_tails(xfer, parts, false, mem))
     }
@@ -210,6 +216,8 @@ impl Session {
     fn tail_parts(&self, xfer: u32) -> u32 {
         let transfer = &self.transfers[xfer];
         match transfer.work().op() {
+            // A fragment goes over the record's lane only.
+            _ if self.has_fragments_to_go(xfer) => 1,
             Op::Write => transfer.parts.len() as u32,
             // Its data has arrived: one record says so for all lanes.
             Op::Read => 1,
@@ -246,7 +254,9 @@ impl Session {
         loop {
             let blocked = self.tail_blocked(xfer, parts)?;
             let raised = match blocked {
-                Blocked::Recv(lane) | Blocked::RingBytes(lane) => self.refresh(RingId::Lane(lane), mem),
+                Blocked::Recv(lane) | Blocked::RingBytes(lane) | Blocked::Fragments(lane) => {
+                    self.refresh(RingId::Lane(lane), mem)
+                }
                 Blocked::Room(_) | Blocked::Staging(_) => false,
             };
             if !raised {
@@ -257,6 +267,9 @@ impl Session {
 
     pub(crate) fn tail_blocked(&self, xfer: u32, parts: u32) -> Option<Blocked> {
         let transfer = &self.transfers[xfer];
+        if let Some(lane) = self.fragments_blocked(xfer) {
+            return Some(Blocked::Fragments(lane));
+        }
         for (nth, part) in transfer.parts[..parts as usize].iter().enumerate() {
             let port = self.port(part.ring());
             if port.ledger.free() < 1 {
@@ -265,7 +278,7 @@ impl Session {
             if port.recv_out.available() < 1 {
                 return Some(Blocked::Recv(part.lane));
             }
-            let record_bytes = if nth == 0 { (RECORD_HEADER_BYTES + transfer.body.len()) as u32 } else { 0 };
+            let record_bytes = if nth == 0 { self.next_record_bytes(xfer) } else { 0 };
             if !port.can_stage(record_bytes) {
                 return Some(Blocked::Staging(part.lane));
             }
@@ -299,7 +312,7 @@ impl Session {
         let transfer = &mut self.transfers[xfer];
         let op = transfer.work().op();
         let part = &mut transfer.parts[nth as usize];
-        let (start, end, ring) = (part.next, part.end, part.ring());
+        let (start, end, ring, lane) = (part.next, part.end, part.ring(), part.lane);
         part.next = end;
         part.stop = end;
         transfer.in_flight += 1;
@@ -314,10 +327,10 @@ impl Session {
         let (imm, extra) = if nth == 0 {
             let imm = Imm::of(ImmKind::Record, lanes, seq);
             self.begin_payload(imm);
-            let scope = RecordScope::Transfer { seq, lanes };
-            let transfer = &self.transfers[xfer];
-            RecordHeader::encode(self.setup.epoch, scope, transfer.flags, &transfer.body, &mut self.scratch);
-            (None, Some(self.carry_record(ring, imm, fenced, mem)))
+            self.encode_part(xfer, RecordScope::Transfer { seq, lanes });
+            let extra = self.carry_record(ring, imm, fenced, mem);
+            self.note_fragment(xfer, lane);
+            (None, Some(extra))
         } else if op == Op::Write && !self.sends() {
             self.port_mut(ring).recv_out.try_reserve(1).expect("a RECV was checked").commit();
             (Some(tail.encode()), None)
@@ -399,8 +412,10 @@ impl Session {
     /// Something waits for credit of the peer: poll the credit page.
     pub fn waits_for_credit(&self) -> bool {
         self.ended.is_none()
-            && (matches!(self.head_blocked(), Some(Blocked::Recv(_) | Blocked::RingBytes(_)))
-                || self.note_waits_for_credit())
+            && (matches!(
+                self.head_blocked(),
+                Some(Blocked::Recv(_) | Blocked::RingBytes(_) | Blocked::Fragments(_))
+            ) || self.note_waits_for_credit())
     }
 }
 

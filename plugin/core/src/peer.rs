@@ -10,9 +10,11 @@ mod inbound;
 mod port;
 mod setup;
 mod stats;
+mod violation;
 
 pub use control::{CREDIT_SLOT_BYTES, CREDIT_SLOTS};
 pub use setup::*;
+pub use violation::Violation;
 
 pub(crate) use port::{Cargo, Flight, Port};
 
@@ -23,14 +25,14 @@ use baton_fabric::{Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp
 
 use crate::credit::CreditPage;
 use crate::ids::{LaneId, Nanos};
-use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES, SEND_HEADER_BYTES, Tell};
+use crate::notify::{Carry, Inbound, NotifyWindow, RECORD_HEADER_BYTES, Reassembly, SEND_HEADER_BYTES, Tell};
 use crate::one_sided::{TailRun, Transfers};
 use crate::prepared::Prepared;
 use control::{CreditOut, Outbox};
 use inbound::Unpopped;
 
-/// Longest message that one record of a ring of that length carries.
-pub fn message_limit(ring_bytes: u32) -> usize {
+/// Most that one record of a ring of that length carries; what is longer goes in fragments.
+pub fn record_limit(ring_bytes: u32) -> usize {
     (ring_bytes as usize / 4).saturating_sub(RECORD_HEADER_BYTES)
 }
 
@@ -44,7 +46,8 @@ pub const fn slot_bytes(ring_bytes: u32) -> u32 {
 pub struct Session {
     pub(crate) setup: SessionSetup,
     pub(crate) page: CreditPage,
-    pub(crate) message_limit: usize,
+    /// Most that one record carries.
+    pub(crate) record_limit: usize,
     pub(crate) control: Port,
     pub(crate) lanes: Vec<Port>,
     pub(crate) transfers: Transfers,
@@ -54,6 +57,8 @@ pub struct Session {
     pub(crate) tails: VecDeque<u32>,
     /// The transfer whose tails are just being handed out; nothing comes between them.
     pub(crate) tail_run: Option<TailRun>,
+    /// Of a transfer's message: the lane, and how many of its RECVs were used by then.
+    pub(crate) last_fragment: Option<(LaneId, u64)>,
     pub(crate) next_xfer_seq: u64,
     /// Notified transfers with a number and not yet done.
     pub(crate) incomplete: u64,
@@ -66,6 +71,9 @@ pub struct Session {
     pub(crate) credit_out: CreditOut,
     pub(crate) inbound: Inbound,
     pub(crate) seen: NotifyWindow,
+    /// The peer's message that is coming over the control endpoint in fragments, and the one over the lanes.
+    pub(crate) control_parts: Reassembly,
+    pub(crate) lane_parts: Reassembly,
     pub(crate) unpopped: Unpopped,
     /// Bytes of the extra work request that is just being handed out.
     pub(crate) scratch: Vec<u8>,
@@ -129,18 +137,19 @@ impl Session {
         let lanes: Vec<Port> =
             (0..lane_count).zip(&setup.lanes).map(|(n, lane)| port(RingId::Lane(LaneId(n)), lane)).collect();
         let rings = setup.lanes.iter().chain([&setup.control]).map(|lane| lane.ring_bytes);
-        let message_limit = message_limit(rings.min().expect("there is a control endpoint"));
+        let record_limit = record_limit(rings.min().expect("there is a control endpoint"));
         let recv_total = setup.lanes.iter().map(|lane| u64::from(lane.rq_depth)).sum();
         let first = crate::ids::XferSeq(setup.limits.first_xfer_seq);
         let carry = std::mem::take(&mut setup.carry);
         let resent = carry.unacknowledged.len() as u64;
         Session {
             page,
-            message_limit,
+            record_limit,
             transfers: Transfers::new(setup.limits.max_transfers),
             next_lane: 0,
             tails: VecDeque::with_capacity(64),
             tail_run: None,
+            last_fragment: None,
             next_xfer_seq: first.0,
             incomplete: 0,
             outstanding_bytes: 0,
@@ -150,8 +159,10 @@ impl Session {
             outbox: Outbox::new(carry.unacknowledged, carry.next_notify_seq),
             inbound: Inbound::new(first, recv_total),
             seen: carry.seen,
+            control_parts: Reassembly::default(),
+            lane_parts: Reassembly::default(),
             unpopped: Unpopped::new(carry.unpopped_messages, carry.unpopped_bytes),
-            scratch: Vec::with_capacity(message_limit + RECORD_HEADER_BYTES + SEND_HEADER_BYTES + 64),
+            scratch: Vec::with_capacity(record_limit + RECORD_HEADER_BYTES + SEND_HEADER_BYTES + 64),
             last_post: None,
             events: VecDeque::with_capacity(256),
             ended: None,
@@ -185,7 +196,8 @@ impl Session {
         if self.ended.is_some() {
             return Err(SubmitError::Ended);
         }
-        self.check_message(tell.body_len())?;
+        self.check_message(tell.message_len())?;
+        self.check_waiting_bytes(tell.body_len())?;
         let lanes = self.lanes.len() as u8;
         if let Some(lane) = work.lanes().iter().map(|range| range.lane.0).find(|&lane| lane >= lanes) {
             return Err(SubmitError::LaneMap { lane, lanes });
@@ -339,6 +351,7 @@ impl Session {
             match flight.what {
                 Cargo::Transfer { xfer, .. } => self.on_batch_done(now, xfer),
                 Cargo::Note => self.on_note_done(),
+                Cargo::NotePart => {}
                 Cargo::Credit => self.credit_out.in_flight -= 1,
                 Cargo::Leftover => {}
             }
@@ -433,6 +446,7 @@ impl Session {
         self.deaf = true;
         let failed = self.transfers.fail_all(&reason);
         self.counters.transfers_failed += failed.len() as u64;
+        self.give_up_partial();
         let (unacknowledged, next_notify_seq) = self.outbox.carry();
         let carry = Carry {
             next_notify_seq,
@@ -446,7 +460,7 @@ impl Session {
 
     /// Longest message of a transfer or a standalone notification.
     pub fn message_limit(&self) -> usize {
-        self.message_limit
+        self.setup.limits.max_message_bytes as usize
     }
 
     /// Why it ended, once it has.
@@ -465,9 +479,18 @@ impl Session {
     }
 
     pub(crate) fn check_message(&self, len: usize) -> Result<(), SubmitError> {
-        let limit = self.message_limit;
+        let limit = self.message_limit();
         if len > limit {
             return Err(SubmitError::MessageTooLong { len, limit });
+        }
+        Ok(())
+    }
+
+    /// What unfinished transfers tell is kept until they end.
+    fn check_waiting_bytes(&self, len: usize) -> Result<(), SubmitError> {
+        let (waiting, limit) = (self.transfers.body_bytes(), self.setup.limits.max_waiting_message_bytes);
+        if waiting > 0 && waiting + len as u64 > limit {
+            return Err(SubmitError::TooManyMessageBytes { waiting, len, limit });
         }
         Ok(())
     }

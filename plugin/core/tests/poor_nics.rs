@@ -3,7 +3,7 @@
 mod toy;
 
 use baton_core::notify::{
-    BodyFlags, NotifyMode, RecordHeader, RecordScope, SEND_HEADER_BYTES, SendError, SendHeader,
+    BodyFlags, NotifyMode, Record, RecordScope, SEND_HEADER_BYTES, SendError, SendHeader,
 };
 use baton_core::peer::*;
 use baton_core::sequence::{Imm, ImmKind};
@@ -104,7 +104,7 @@ fn standalone_notifications_arrive_in_order_and_a_transfer_without_bytes_is_one(
 fn the_largest_message_fits_a_slot_many_times_over() {
     for config in poor_nics() {
         let mut world = World::new(Config { ring: 32 * 1024, ..config }, 9);
-        let limit = world.nodes[0].session.message_limit();
+        let limit = record_limit(32 * 1024);
         assert_eq!((limit, slot_bytes(32 * 1024)), (8192 - 48, 8192 + 8));
         let work = world.prepare(Op::Write, &[(0, 0, 10)]);
         for round in 0..40 {
@@ -241,7 +241,8 @@ fn payload(imm: u32, epoch: u32, record: &[u8]) -> Vec<u8> {
 
 fn record(scope: RecordScope, message: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    RecordHeader::encode(Epoch(1), scope, BodyFlags::MESSAGE, message, &mut bytes);
+    let record = Record { epoch: Epoch(1), scope, fragment: None, flags: BodyFlags::MESSAGE };
+    record.encode(message, &mut bytes);
     bytes
 }
 

@@ -5,7 +5,7 @@ mod toy;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use baton_core::notify::NotifyMode;
-use baton_core::peer::{CancelOutcome, SubmitError, XferFailure};
+use baton_core::peer::{CancelOutcome, SubmitError, XferFailure, record_limit};
 use baton_fabric::Op;
 use toy::{Config, Rng, World, pattern};
 
@@ -41,6 +41,8 @@ fn config(rng: &mut Rng) -> Config {
     config.limits.slice_bytes = rng.pick(&[300, 1 << 20]);
     config.limits.outstanding_bytes = rng.pick(&[500, 5000, 1 << 20]);
     config.limits.first_xfer_seq = (1 << 24) - rng.below(40);
+    // Some worlds know no fragments, others know little else.
+    config.limits.max_message_bytes = record_limit(config.ring) as u32 * rng.pick(&[1, 2, 6]);
     config
 }
 
@@ -141,7 +143,8 @@ fn run(seed: u64) {
         if rng.below(4) == 0 {
             let n = rng.below(2) as usize;
             let mut note = (1000 + notes[n].len() as u64).to_le_bytes().to_vec();
-            note.resize(8 + rng.below(60) as usize, 5);
+            let longest = rng.pick(&[60, world.nodes[0].session.message_limit() as u64 - 8]);
+            note.resize(8 + rng.below(longest) as usize, 5);
             world.notify(n, &note);
             notes[n].push(note);
         }

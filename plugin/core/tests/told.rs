@@ -3,7 +3,7 @@
 mod toy;
 
 use baton_core::LaneId;
-use baton_core::notify::{BodyFlags, NotifyMode, RecordHeader, RecordScope, Tell};
+use baton_core::notify::{BodyFlags, NotifyMode, Record, RecordScope, Tell};
 use baton_core::peer::*;
 use baton_core::sequence::{Imm, ImmKind};
 use baton_core::{Epoch, XferSeq};
@@ -102,7 +102,8 @@ fn a_record_that_promises_an_id_and_has_none_ends_the_epoch() {
         let mut world = World::new(Config { lanes: 1, ..Config::default() }, 1);
         let mut record = Vec::new();
         let scope = RecordScope::Transfer { seq: XferSeq(0), lanes: 1 };
-        RecordHeader::encode(Epoch(1), scope, BodyFlags::MESSAGE, body, &mut record);
+        let whole = Record { epoch: Epoch(1), scope, fragment: None, flags: BodyFlags::MESSAGE };
+        whole.encode(body, &mut record);
         record[6..8].copy_from_slice(&bits.to_le_bytes());
         let ring = RingId::Lane(LaneId(0));
         world.nodes[1].mem.poke_ring(ring, 0, &record);

@@ -8,7 +8,7 @@ use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
-use crate::peer::{Conn, Peer};
+use crate::peer::{Conn, Peer, check_message};
 use crate::progress::{POLL_BATCH, Routes};
 use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
@@ -245,6 +245,7 @@ impl Driver {
     pub fn notify(&self, name: &str, message: &[u8]) -> Result<()> {
         self.shared.usable()?;
         if *name == *self.shared.own_name {
+            check_message(message.len())?;
             self.shared.deliver(Notification {
                 name: self.shared.own_name(),
                 message: message.to_vec(),

@@ -5,10 +5,10 @@
 use crate::engine::Driver;
 use crate::err;
 use crate::error::Result;
-use crate::peer::Peer;
+use crate::peer::{Peer, check_message};
 use crate::shared::Shared;
 use baton_core::Instance;
-use baton_core::notify::ID_BYTES;
+use baton_core::notify::{ID_BYTES, Tell};
 use baton_core::wire::check_name;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -160,10 +160,11 @@ impl Shared {
         kept
     }
 
-    /// Whether a transfer to itself may carry an id now.
-    pub(crate) fn admit_own_id(&self) -> Result<()> {
+    /// Whether a transfer of this engine to itself may tell that now.
+    pub(crate) fn admit_own(&self, tell: Tell<'_>) -> Result<()> {
+        check_message(tell.message_len())?;
         match self.landed.of(&self.instance) {
-            unread if unread >= MAX_OWN_UNREAD => Err(err!(
+            unread if tell.id.is_some() && unread >= MAX_OWN_UNREAD => Err(err!(
                 Limit,
                 "{unread} ids of transfers of this engine to itself were not read; the limit is {MAX_OWN_UNREAD}: ask for their inbound status"
             )),

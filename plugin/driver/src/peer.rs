@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::inbox::{HostEvent, Notification};
 use crate::lane_map::LaneMap;
 use crate::lifeline::LifelineHandle;
-use crate::memory::{EpochMemory, RING_BYTES};
+use crate::memory::EpochMemory;
 use crate::shared::Shared;
 use crate::transfer::Xfer;
 use baton_core::handshake;
-use baton_core::notify::{Carry, ID_BYTES, Tell};
-use baton_core::peer::{Action, EndReason, Event, Session, SubmitError, message_limit};
+use baton_core::notify::{Carry, ID_BYTES, MAX_MESSAGE_BYTES, Tell};
+use baton_core::peer::{Action, EndReason, Event, Session, SessionLimits, SubmitError};
 use baton_core::wire::{ConnInfo, LifelineFrame};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
@@ -262,8 +262,7 @@ impl PeerState {
             let none = Nanos(u64::MAX);
             return channel.session.notify(now, message, none).map(drop).map_err(submit_error);
         }
-        let limit = message_limit(RING_BYTES);
-        self.carry.queue(message, deadline, limit).map(drop).map_err(submit_error)
+        self.carry.queue(message, deadline, MAX_MESSAGE_BYTES as usize).map(drop).map_err(submit_error)
     }
 
     /// The host took that many messages or ids, of that many bytes together.
@@ -272,6 +271,23 @@ impl PeerState {
             Some(channel) => channel.session.on_popped(count, bytes),
             None => self.carry.on_popped(count, bytes),
         }
+    }
+
+    /// Whether a transfer with such a message may wait for a connection: by the rules of the session that will take it.
+    pub fn admit_waiting(&self, len: usize) -> Result<()> {
+        check_message(len)?;
+        if len <= SHORT_MESSAGE {
+            return Ok(());
+        }
+        let waiting = self
+            .waiting
+            .iter()
+            .map(|xfer| xfer.told.lock().as_ref().map_or(0, |told| told.tell().body_len() as u64));
+        let (waiting, limit) = (waiting.sum::<u64>(), SessionLimits::default().max_waiting_message_bytes);
+        if waiting > 0 && waiting + len as u64 > limit {
+            return Err(submit_error(SubmitError::TooManyMessageBytes { waiting, len, limit }));
+        }
+        Ok(())
     }
 
     /// Acknowledges the REVOKEs whose transfers have ended.
@@ -316,11 +332,21 @@ impl PeerState {
     }
 }
 
+/// Refuses a message that no session would take.
+pub(crate) fn check_message(len: usize) -> Result<()> {
+    let limit = MAX_MESSAGE_BYTES as usize;
+    if len > limit { Err(submit_error(SubmitError::MessageTooLong { len, limit })) } else { Ok(()) }
+}
+
+/// Messages up to this length are not counted while they wait for a connection: what counts is how many requests the host has.
+const SHORT_MESSAGE: usize = 8192;
+
 /// Says why the session took something not.
 pub(crate) fn submit_error(e: SubmitError) -> Error {
     let code = match &e {
         SubmitError::MessageTooLong { .. }
         | SubmitError::TooManyTransfers { .. }
+        | SubmitError::TooManyMessageBytes { .. }
         | SubmitError::TooManyNotifications { .. } => crate::error::Code::Limit,
         SubmitError::LaneMap { .. } => crate::error::Code::Local,
         SubmitError::Ended => crate::error::Code::RemoteDisconnect,

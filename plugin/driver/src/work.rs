@@ -187,7 +187,7 @@ impl Driver {
         shared.usable()?;
         xfer.begin()?;
         let posted = match &xfer.target {
-            Target::Own => tell.id.map_or(Ok(()), |_| shared.admit_own_id()).map(|()| {
+            Target::Own => shared.admit_own(tell).map(|()| {
                 *xfer.told.lock() = Some(Told::keep(tell));
                 shared.self_copies.submit(Arc::clone(xfer));
             }),
@@ -291,12 +291,7 @@ impl Shared {
             self.spinner.kick();
             return Ok(());
         }
-        let limit = baton_core::peer::message_limit(crate::memory::RING_BYTES);
-        let len = tell.body_len();
-        if len > limit {
-            let e = baton_core::peer::SubmitError::MessageTooLong { len, limit };
-            return Err(crate::peer::submit_error(e));
-        }
+        state.admit_waiting(tell.message_len())?;
         *xfer.told.lock() = Some(Told::keep(tell));
         if state.waiting.is_empty() {
             state.waiting_until = now.plus_ms(self.scaled(crate::connect::CONNECT_MS).as_millis() as u64);

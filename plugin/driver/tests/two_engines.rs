@@ -168,21 +168,36 @@ on_each_fabric! {
         assert_eq!(target.read(), before);
     }
 
-    fn a_message_over_the_limit_is_refused_with_both_sizes(fabric) {
+    fn messages_up_to_the_limit_arrive_whole_and_one_byte_more_is_refused_with_both_sizes(fabric) {
+        const LIMIT: usize = 8 << 20;
         let (a, b) = pair(&[fabric]);
-        let (source, target) = (Buffer::new(&a, 64, 1), Buffer::new(&b, 64, 2));
-        let xfer = scattered(&a, Op::Write, "b", &source, &target, import(&a, "b", &b, &target), 64);
-        for connected in [false, true] {
-            let error = a.post(&xfer, Some(&vec![7; 100_000])).expect_err("too long");
-            assert_eq!(error.code, Code::Limit);
-            assert!(error.text.contains("100000"), "{error}");
-            assert_eq!(a.notify("b", &vec![7; 100_000]).expect_err("too long").code, Code::Limit);
-            if !connected {
-                a.post(&xfer, Some(b"short")).expect("post");
-                done(&a, &xfer);
-                assert_eq!(notification(&b).message, b"short");
+        let (source, target) = (Buffer::new(&a, 4096, 1), Buffer::new(&b, 4096, 2));
+        let imported = import(&a, "b", &b, &target);
+        let write = scattered(&a, Op::Write, "b", &source, &target, imported, 1024);
+        let read = scattered(&a, Op::Read, "b", &source, &target, imported, 1024);
+        let nothing = a.create_xfer(Op::Write, "b", &[source.desc(0, 0, source.region)], &[target.desc(3, 0, imported)]).expect("create");
+        let text = |seed: usize, len: usize| -> Vec<u8> { (0..len).map(|i| (i * 7 + (i >> 8) + seed) as u8).collect() };
+        // The first goes before there is a session. One record takes 8144.
+        let lengths = [LIMIT, 8145, 2 * 8144, 100_000];
+        for (round, len) in lengths.into_iter().enumerate() {
+            let too_long = vec![7; LIMIT + 1];
+            for error in [a.post(&write, Some(&too_long)).expect_err("too long"), a.notify("b", &too_long).expect_err("too long")] {
+                assert_eq!(error.code, Code::Limit);
+                assert!(error.text.contains("8388609") && error.text.contains("8388608"), "{error}");
             }
+            for (kind, xfer) in [&write, &read, &nothing].into_iter().enumerate() {
+                let message = text(10 * round + kind, len);
+                a.post(xfer, Some(&message)).expect("post");
+                done(&a, xfer);
+                assert!(notification(&b).message == message, "round {round}, {kind}: {len} bytes");
+            }
+            let message = text(10 * round + 5, len);
+            a.notify("b", &message).expect("notify");
+            assert!(notification(&b).message == message, "round {round}, alone: {len} bytes");
         }
+        assert_eq!(source.read(), reversed(&target.read(), 1024));
+        target.assert_guards();
+        source.assert_guards();
     }
 
     fn after_deregister_returns_no_byte_lands(fabric) {

@@ -82,7 +82,7 @@ with_devices! {
         let mut pair = Pair::meet();
         let (here, there, remote) = pair.blocks(64 << 10, (1, 2));
         let write = pair.a.scattered(Op::Write, &here, &remote, 4 << 10).expect("create");
-        for (round, length) in [0, 1, 63, 64, 65, 511, 512, 513, 4000, 8144].into_iter().enumerate() {
+        for (round, length) in [0, 1, 63, 64, 65, 511, 512, 513, 4000, 8144, 8145, 100_000].into_iter().enumerate() {
             here.fill(10 + round as u64);
             let message: String = (0..length).map(|i| char::from(b'a' + (i % 26) as u8)).collect();
             pair.a.run(&write, Some(message.as_bytes()));

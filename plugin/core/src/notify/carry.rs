@@ -9,7 +9,7 @@ use crate::peer::SubmitError;
 /// Messages that are queued for a peer without a session at most.
 pub const UNCONNECTED_MESSAGES: u32 = 1024;
 
-/// Bytes of those.
+/// Bytes of those; a message is taken while fewer wait, however long it is itself.
 pub const UNCONNECTED_BYTES: u64 = 1 << 20;
 
 /// A standalone notification on its way.
@@ -46,7 +46,7 @@ impl Default for Carry {
 }
 
 impl Carry {
-    /// Queues a notification for the next epoch; `message_limit` is [`crate::peer::message_limit`] of the ring it will use.
+    /// Queues a notification for the next epoch; `message_limit` is the longest that the session will take.
     pub fn queue(
         &mut self,
         message: &[u8],
@@ -58,7 +58,7 @@ impl Carry {
         }
         let bytes = self.bytes();
         let count = self.unacknowledged.len() as u32;
-        if count >= UNCONNECTED_MESSAGES || bytes + message.len() as u64 > UNCONNECTED_BYTES {
+        if count >= UNCONNECTED_MESSAGES || bytes >= UNCONNECTED_BYTES {
             return Err(SubmitError::TooManyNotifications {
                 count,
                 bytes,

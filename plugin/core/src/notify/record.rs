@@ -1,7 +1,8 @@
-//! A record: fixed little-endian header, then the body: an id if the flags say so, and the bytes of the message.
+//! A record: fixed little-endian header, then the body or a fragment of it.
 
-use super::BodyFlags;
+use super::{BodyFlags, Fragment, MAX_BODY_BYTES};
 use crate::ids::{Epoch, NotifySeq, XferSeq};
+use crate::peer::RingId;
 
 /// Length of the header.
 pub const RECORD_HEADER_BYTES: usize = 48;
@@ -25,18 +26,29 @@ pub enum RecordScope {
         /// Its number.
         seq: NotifySeq,
     },
+    /// A message of a transfer, of which the last fragment says which.
+    Part,
+}
+
+/// What a record says about what it brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Epoch it was written in.
+    pub epoch: Epoch,
+    /// What it belongs to.
+    pub scope: RecordScope,
+    /// Where it stands in a message that is longer than a record.
+    pub fragment: Option<Fragment>,
+    /// What the whole body consists of.
+    pub flags: BodyFlags,
 }
 
 /// Header of a record, without what is constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// Epoch it was written in.
-    pub epoch: Epoch,
-    /// What it belongs to.
-    pub scope: RecordScope,
-    /// What the body consists of.
-    pub flags: BodyFlags,
-    /// Length of the body.
+    /// What it says.
+    pub record: Record,
+    /// Length of what it brings.
     pub len: u32,
     crc32c: u32,
 }
@@ -66,15 +78,19 @@ pub enum RecordError {
         /// Limit.
         limit: u32,
     },
-    /// Part of a longer message.
-    #[error("fragment {index} of {count} ({total_len} bytes in all): fragments are not spoken")]
+    /// A fragment that cannot be.
+    #[error("fragment {index} of {count} with {len} of {total_len} bytes (the limit is {limit})")]
     Fragment {
         /// Position.
         index: u32,
         /// Of how many.
         count: u32,
+        /// Its length.
+        len: u32,
         /// Length of the whole.
         total_len: u32,
+        /// Longest whole.
+        limit: u32,
     },
     /// The checksum does not match the bytes.
     #[error("checksum is {got:#010x}, the bytes give {expected:#010x}")]
@@ -104,34 +120,44 @@ pub enum RecordError {
     },
 }
 
-impl RecordHeader {
-    /// Appends header and body to `out`.
-    pub fn encode(epoch: Epoch, scope: RecordScope, flags: BodyFlags, body: &[u8], out: &mut Vec<u8>) {
-        let len = u32::try_from(body.len()).expect("a record is shorter than 4 GiB");
-        let (lanes, seq, notify_seq) = match scope {
-            RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
+impl Record {
+    /// Appends header and body, or the fragment of it, to `out`.
+    pub fn encode(&self, part: &[u8], out: &mut Vec<u8>) {
+        let len = u32::try_from(part.len()).expect("a record is shorter than 4 GiB");
+        let Fragment { key, index, count, total_len } =
+            self.fragment.unwrap_or(Fragment { key: 0, index: 0, count: 1, total_len: len });
+        let (lanes, seq, notify_seq) = match self.scope {
+            RecordScope::Transfer { seq, lanes } => (lanes, seq.0, key),
             RecordScope::Standalone { seq } => (1, 0, seq.0),
+            RecordScope::Part => (1, 0, key),
         };
         let begin = out.len();
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&[VERSION, lanes]);
-        out.extend_from_slice(&flags.bits().to_le_bytes());
-        out.extend_from_slice(&epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.flags.bits().to_le_bytes());
+        out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.extend_from_slice(&0u32.to_le_bytes());
         out.extend_from_slice(&seq.to_le_bytes());
         out.extend_from_slice(&notify_seq.to_le_bytes());
-        // frag_index, frag_count, total_len, len
-        for field in [0u32, 1, len, len] {
+        for field in [index, count, total_len, len] {
             out.extend_from_slice(&field.to_le_bytes());
         }
         debug_assert_eq!(out.len() - begin, RECORD_HEADER_BYTES);
-        out.extend_from_slice(body);
+        out.extend_from_slice(part);
         let crc = crc32c::crc32c(&out[begin..]);
         out[begin + CRC_AT..begin + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
+}
 
-    /// Reads a header; `limit` is the longest body that fits a record. The checksum is [`RecordHeader::check`]'s.
-    pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], epoch: Epoch, limit: u32) -> Result<Self, RecordError> {
+impl RecordHeader {
+    /// Reads the header of a record that came to `ring`; `limit` is the most that fits a record. The checksum is
+    /// [`RecordHeader::check`]'s.
+    pub fn decode(
+        bytes: &[u8; RECORD_HEADER_BYTES],
+        epoch: Epoch,
+        ring: RingId,
+        limit: u32,
+    ) -> Result<Self, RecordError> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         if u32_at(0) != MAGIC {
@@ -143,23 +169,41 @@ impl RecordHeader {
         if u32_at(8) != epoch.0 {
             return Err(RecordError::Epoch { got: u32_at(8), expected: epoch.0 });
         }
+        let (lanes, seq, notify_seq) = (bytes[5], u64_at(16), u64_at(24));
         let (index, count, total_len, len) = (u32_at(32), u32_at(36), u32_at(40), u32_at(44));
         if len > limit {
             return Err(RecordError::Length { len, limit });
         }
-        if (index, count, total_len) != (0, 1, len) {
-            return Err(RecordError::Fragment { index, count, total_len });
-        }
+        let fragment = match (index, count, total_len) == (0, 1, len) {
+            true => None,
+            // Every fragment has a byte.
+            false
+                if (2..=total_len).contains(&count)
+                    && index < count
+                    && len > 0
+                    && total_len <= MAX_BODY_BYTES =>
+            {
+                Some(Fragment { key: notify_seq, index, count, total_len })
+            }
+            false => {
+                return Err(RecordError::Fragment { index, count, len, total_len, limit: MAX_BODY_BYTES });
+            }
+        };
         let bits = u16::from_le_bytes([bytes[6], bytes[7]]);
         let flags = BodyFlags::of_bits(bits, total_len);
         let flags = flags.ok_or(RecordError::Flags { flags: bits, len: total_len })?;
-        let (lanes, seq, notify_seq) = (bytes[5], u64_at(16), u64_at(24));
-        let scope = match (lanes, notify_seq) {
-            (1..=64, 0) => RecordScope::Transfer { seq: XferSeq(seq), lanes },
-            (1, 1..) if seq == 0 => RecordScope::Standalone { seq: NotifySeq(notify_seq) },
+        let on_control = ring == RingId::Control;
+        let last = fragment.is_none_or(|fragment| fragment.is_last());
+        let scope = match (on_control, lanes, seq, notify_seq) {
+            (true, 1, 0, 1..) => RecordScope::Standalone { seq: NotifySeq(notify_seq) },
+            (false, 1..=64, _, _) if last && fragment.is_some() == (notify_seq > 0) => {
+                RecordScope::Transfer { seq: XferSeq(seq), lanes }
+            }
+            (false, 1, 0, 1..) if !last => RecordScope::Part,
             _ => return Err(RecordError::Scope { lanes, seq, notify_seq }),
         };
-        Ok(RecordHeader { epoch, scope, flags, len, crc32c: u32_at(CRC_AT) })
+        let record = Record { epoch, scope, fragment, flags };
+        Ok(RecordHeader { record, len, crc32c: u32_at(CRC_AT) })
     }
 
     /// Compares the checksum with the bytes that were copied out.

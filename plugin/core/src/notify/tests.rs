@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{Epoch, LaneId, Nanos, NotifySeq, XferSeq};
-use crate::peer::{SubmitError, Violation};
+use crate::peer::{RingId, SubmitError, Violation};
 
 fn header_of(record: &[u8]) -> [u8; RECORD_HEADER_BYTES] {
     record[..RECORD_HEADER_BYTES].try_into().unwrap()
@@ -14,24 +14,44 @@ fn body(message: &[u8]) -> Body {
     Body { flags: BodyFlags::MESSAGE, bytes: message.to_vec() }
 }
 
-fn scopes() -> impl Strategy<Value = RecordScope> {
-    prop_oneof![
-        (any::<u64>(), 1u8..=64).prop_map(|(seq, lanes)| RecordScope::Transfer { seq: XferSeq(seq), lanes }),
-        (1u64..).prop_map(|seq| RecordScope::Standalone { seq: NotifySeq(seq) }),
-    ]
+/// Anything that a record may say, with where it would say it.
+fn records() -> impl Strategy<Value = (Record, RingId)> {
+    let lane = RingId::Lane(LaneId(3));
+    let fragment = (1u64.., 2u32..50, any::<u32>(), 50u32..=MAX_BODY_BYTES)
+        .prop_map(|(key, count, index, total_len)| Fragment { key, index: index % count, count, total_len });
+    (any::<u64>(), 1u8..=64, 1u64.., any::<u32>(), proptest::option::of(fragment), any::<bool>()).prop_map(
+        move |(seq, lanes, notify_seq, epoch, fragment, control)| {
+            let last = fragment.is_none_or(|fragment| fragment.is_last());
+            let (scope, ring) = match (control, last) {
+                (true, _) => (RecordScope::Standalone { seq: NotifySeq(notify_seq) }, RingId::Control),
+                (false, true) => (RecordScope::Transfer { seq: XferSeq(seq), lanes }, lane),
+                (false, false) => (RecordScope::Part, lane),
+            };
+            let fragment = match control {
+                true => fragment.map(|fragment| Fragment { key: notify_seq, ..fragment }),
+                false => fragment,
+            };
+            (Record { epoch: Epoch(epoch), scope, fragment, flags: BodyFlags::MESSAGE }, ring)
+        },
+    )
+}
+
+fn standalone(seq: u64) -> Record {
+    let scope = RecordScope::Standalone { seq: NotifySeq(seq) };
+    Record { epoch: Epoch(3), scope, fragment: None, flags: BodyFlags::MESSAGE }
 }
 
 proptest! {
     #[test]
-    fn a_record_survives_the_wire(epoch in any::<u32>(), scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn a_record_survives_the_wire((record, ring) in records(), message in prop::collection::vec(any::<u8>(), 1..300)) {
         let mut out = vec![1, 2, 3];
-        RecordHeader::encode(Epoch(epoch), scope, BodyFlags::MESSAGE, &message, &mut out);
+        record.encode(&message, &mut out);
         prop_assert_eq!(&out[..3], [1, 2, 3].as_slice());
-        let record = &out[3..];
-        prop_assert_eq!(record.len(), RECORD_HEADER_BYTES + message.len());
-        let header = RecordHeader::decode(&header_of(record), Epoch(epoch), 300).unwrap();
-        prop_assert_eq!((header.scope, header.len as usize), (scope, message.len()));
-        prop_assert_eq!(header.check(&header_of(record), &record[RECORD_HEADER_BYTES..]), Ok(()));
+        let bytes = &out[3..];
+        prop_assert_eq!(bytes.len(), RECORD_HEADER_BYTES + message.len());
+        let header = RecordHeader::decode(&header_of(bytes), record.epoch, ring, 300).unwrap();
+        prop_assert_eq!((header.record, header.len as usize), (record, message.len()));
+        prop_assert_eq!(header.check(&header_of(bytes), &bytes[RECORD_HEADER_BYTES..]), Ok(()));
     }
 
     #[test]
@@ -70,28 +90,30 @@ proptest! {
 
     #[test]
     fn any_changed_bit_of_a_record_is_noticed(
-        scope in scopes(), message in prop::collection::vec(any::<u8>(), 0..60), at in any::<prop::sample::Index>(), bit in 0u8..8,
+        (record, ring) in records(), message in prop::collection::vec(any::<u8>(), 0..60), at in any::<prop::sample::Index>(), bit in 0u8..8,
     ) {
-        let mut record = Vec::new();
-        RecordHeader::encode(Epoch(5), scope, BodyFlags::MESSAGE, &message, &mut record);
-        let at = at.index(record.len());
-        record[at] ^= 1 << bit;
-        let outcome = RecordHeader::decode(&header_of(&record), Epoch(5), 60)
+        let mut bytes = Vec::new();
+        record.encode(&message, &mut bytes);
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        let outcome = RecordHeader::decode(&header_of(&bytes), record.epoch, ring, 60)
             .and_then(|header| {
                 // A changed length would make the reader take other bytes; it cannot look beyond what is there.
-                let end = (RECORD_HEADER_BYTES + header.len as usize).min(record.len());
-                header.check(&header_of(&record), &record[RECORD_HEADER_BYTES..end])
+                let end = (RECORD_HEADER_BYTES + header.len as usize).min(bytes.len());
+                header.check(&header_of(&bytes), &bytes[RECORD_HEADER_BYTES..end])
             });
         prop_assert!(outcome.is_err());
     }
 
     #[test]
-    fn a_decoder_never_panics(bytes in any::<[u8; 32]>(), tail in any::<[u8; 16]>(), limit in any::<u32>()) {
+    fn a_decoder_never_panics(bytes in any::<[u8; 32]>(), tail in any::<[u8; 16]>(), limit in any::<u32>(), control in any::<bool>()) {
         let mut header = [0; RECORD_HEADER_BYTES];
         header[..32].copy_from_slice(&bytes);
         header[32..].copy_from_slice(&tail);
         header[..5].copy_from_slice(b"BtnR\x01");
-        let _ = RecordHeader::decode(&header, Epoch(u32::from_le_bytes(bytes[8..12].try_into().unwrap())), limit);
+        let ring = if control { RingId::Control } else { RingId::Lane(LaneId(0)) };
+        let epoch = Epoch(u32::from_le_bytes(bytes[8..12].try_into().unwrap()));
+        let _ = RecordHeader::decode(&header, epoch, ring, limit);
     }
 
     /// Records never cross the ring's end, never overlap what is not yet read, and both sides agree.
@@ -198,22 +220,58 @@ fn a_complete_transfer_that_reports_again_is_a_repeat_also_while_the_table_waits
 #[test]
 fn records_out_of_place_are_refused_with_their_cause() {
     let mut record = Vec::new();
-    let scope = RecordScope::Standalone { seq: NotifySeq(8) };
-    RecordHeader::encode(Epoch(3), scope, BodyFlags::MESSAGE, b"abc", &mut record);
-    let decode = |change: &dyn Fn(&mut [u8]), limit| {
+    standalone(8).encode(b"abc", &mut record);
+    let decode_on = |ring, change: &dyn Fn(&mut [u8]), limit| {
         let mut header = header_of(&record);
         change(&mut header);
-        RecordHeader::decode(&header, Epoch(3), limit).unwrap_err()
+        RecordHeader::decode(&header, Epoch(3), ring, limit).unwrap_err()
     };
+    let decode = |change: &dyn Fn(&mut [u8]), limit| decode_on(RingId::Control, change, limit);
     assert!(matches!(decode(&|h| h[0] = 0, 100), RecordError::Magic(_)));
     assert_eq!(decode(&|h| h[4] = 2, 100), RecordError::Version(2));
     assert_eq!(decode(&|h| h[7] = 1, 100), RecordError::Flags { flags: 256, len: 3 });
     assert_eq!(decode(&|h| h[6] = 1, 100), RecordError::Flags { flags: 1, len: 3 });
     assert_eq!(decode(&|h| h[8] = 4, 100), RecordError::Epoch { got: 4, expected: 3 });
     assert_eq!(decode(&|_| (), 2), RecordError::Length { len: 3, limit: 2 });
-    assert_eq!(decode(&|h| h[36] = 2, 100), RecordError::Fragment { index: 0, count: 2, total_len: 3 });
     assert_eq!(decode(&|h| h[5] = 2, 100), RecordError::Scope { lanes: 2, seq: 0, notify_seq: 8 });
     assert_eq!(decode(&|h| h[5] = 0, 100), RecordError::Scope { lanes: 0, seq: 0, notify_seq: 8 });
+    assert_eq!(decode(&|h| h[16] = 1, 100), RecordError::Scope { lanes: 1, seq: 1, notify_seq: 8 });
+    let lane = RingId::Lane(LaneId(0));
+    assert_eq!(decode_on(lane, &|_| (), 100), RecordError::Scope { lanes: 1, seq: 0, notify_seq: 8 });
+    let no_number = |h: &mut [u8]| h[24] = 0;
+    assert_eq!(decode(&no_number, 100), RecordError::Scope { lanes: 1, seq: 0, notify_seq: 0 });
+}
+
+#[test]
+fn fragments_that_cannot_be_are_refused_with_their_numbers() {
+    let mut record = Vec::new();
+    standalone(8).encode(b"abc", &mut record);
+    let decode = |index: u32, count: u32, total_len: u32| {
+        let mut header = header_of(&record);
+        for (at, field) in [(32, index), (36, count), (40, total_len)] {
+            header[at..at + 4].copy_from_slice(&field.to_le_bytes());
+        }
+        RecordHeader::decode(&header, Epoch(3), RingId::Control, 100)
+    };
+    let fragment = |index, count, total_len| Fragment { key: 8, index, count, total_len };
+    for (index, count, total_len) in [(0, 2, 4), (1, 2, 9), (8_388_607, 8_388_608, MAX_BODY_BYTES)] {
+        let header = decode(index, count, total_len).expect("possible");
+        assert_eq!(header.record.fragment, Some(fragment(index, count, total_len)));
+    }
+    for (index, count, total_len) in [
+        (0, 0, 3),
+        (1, 1, 3),
+        (0, 1, 4),
+        (0, 1, 2),
+        (2, 2, 9),
+        (0, 4, 3),
+        (0, 2, MAX_BODY_BYTES + 1),
+        (0, u32::MAX, u32::MAX),
+    ] {
+        let limit = MAX_BODY_BYTES;
+        let expected = RecordError::Fragment { index, count, len: 3, total_len, limit };
+        assert_eq!(decode(index, count, total_len), Err(expected));
+    }
 }
 
 #[test]
@@ -232,7 +290,8 @@ fn a_peer_without_a_session_gets_its_messages_queued_up_to_the_limits() {
     assert_eq!(carry.expire(Nanos(1000)).len(), 1000);
     assert_eq!(carry.waiting().len(), 24);
     let mut carry = Carry::default();
-    carry.queue(&vec![0; 1 << 20], Nanos(5), usize::MAX).unwrap();
+    carry.queue(&vec![0; (1 << 20) - 1], Nanos(5), usize::MAX).unwrap();
+    carry.queue(&vec![0; 8 << 20], Nanos(5), usize::MAX).expect("less than the limit waits");
     assert!(carry.queue(b"x", Nanos(5), 10).is_err());
 }
 

@@ -4,13 +4,16 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use crate::ids::{LaneId, Nanos};
-use crate::notify::BodyFlags;
+use crate::notify::{BodyFlags, Tell};
 use crate::peer::{EndReason, RingId, SubmitError, XferFailure};
 use crate::prepared::Prepared;
 use crate::sequence::MAX_INCOMPLETE;
 
 /// Room made for the message of a transfer when its table entry is first used.
 const MESSAGE_CAPACITY: usize = 512;
+
+/// Longer buffers are not kept for the next transfer of the entry.
+const MESSAGE_CAPACITY_KEPT: usize = 64 * 1024;
 
 /// Where a transfer is. Everything else about it follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,10 @@ pub(crate) struct Transfer {
     /// What its record brings.
     pub(super) body: Vec<u8>,
     pub(super) flags: BodyFlags,
+    /// Bytes of the body that are posted as fragments.
+    pub(super) sent: usize,
+    /// Number of a message that needs fragments, once the first is posted.
+    pub(super) fragment_key: u64,
     pub(super) notified: bool,
     pub(super) numbered: bool,
     pub(crate) state: State,
@@ -80,6 +87,8 @@ pub(crate) struct Transfers {
     slab: Vec<Transfer>,
     free: Vec<u32>,
     limit: u32,
+    /// Of the messages of all in the table.
+    body_bytes: u64,
 }
 
 impl Index<u32> for Transfers {
@@ -99,7 +108,7 @@ impl Transfers {
     pub(crate) fn new(limit: u32) -> Transfers {
         // A number is drawn per notified transfer in the table: more could not be told apart by the peer.
         let limit = limit.min(MAX_INCOMPLETE as u32);
-        Transfers { slab: Vec::with_capacity(64), free: Vec::with_capacity(64), limit }
+        Transfers { slab: Vec::with_capacity(64), free: Vec::with_capacity(64), limit, body_bytes: 0 }
     }
 
     pub(crate) fn live(&self) -> usize {
@@ -126,6 +135,8 @@ impl Transfers {
                     work: None,
                     body: Vec::with_capacity(MESSAGE_CAPACITY),
                     flags: BodyFlags::MESSAGE,
+                    sent: 0,
+                    fragment_key: 0,
                     notified: false,
                     numbered: false,
                     state: State::Free,
@@ -147,6 +158,19 @@ impl Transfers {
         Ok(xfer)
     }
 
+    /// Keeps what the transfer tells.
+    pub(super) fn tell(&mut self, xfer: u32, tell: Tell<'_>) {
+        let transfer = &mut self.slab[xfer as usize];
+        transfer.notified = !tell.is_nothing();
+        transfer.flags = tell.flags();
+        tell.encode(&mut transfer.body);
+        self.body_bytes += transfer.body.len() as u64;
+    }
+
+    pub(crate) fn body_bytes(&self) -> u64 {
+        self.body_bytes
+    }
+
     pub(crate) fn take_message_only(&mut self, token: u64, now: Nanos) -> Result<u32, SubmitError> {
         self.take(token, now, State::MessageOnly)
     }
@@ -160,9 +184,15 @@ impl Transfers {
         transfer.failure = None;
         transfer.notified = false;
         transfer.numbered = false;
-        transfer.body.clear();
+        transfer.sent = 0;
+        let len = transfer.body.len() as u64;
+        match transfer.body.capacity() > MESSAGE_CAPACITY_KEPT {
+            true => transfer.body = Vec::with_capacity(MESSAGE_CAPACITY),
+            false => transfer.body.clear(),
+        }
         transfer.parts.clear();
         self.free.push(xfer);
+        self.body_bytes -= len;
     }
 
     pub(super) fn find(&self, token: u64) -> Option<u32> {

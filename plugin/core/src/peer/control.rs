@@ -9,7 +9,7 @@ use super::{Event, ExtraStep, PostStep, RingId, Session, SessionMemory, Step, Su
 use crate::credit::{CreditWord, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
 use crate::notify::{
-    BodyFlags, NotifyMode, RECORD_HEADER_BYTES, RecordHeader, RecordScope, Standalone, Tell,
+    BodyFlags, Fragment, NotifyMode, RECORD_HEADER_BYTES, Record, RecordScope, Standalone, Tell,
 };
 use crate::sequence::{Imm, ImmKind};
 
@@ -27,6 +27,9 @@ const CREDIT_SIGNAL_EVERY: u32 = 4;
 
 /// Message buffers kept for reuse.
 const SPARE_BUFFERS: usize = 64;
+
+/// Longer ones are not kept.
+const SPARE_CAPACITY: usize = 64 * 1024;
 
 /// A notification waiting for its turn or its acknowledgement.
 #[derive(Debug)]
@@ -49,6 +52,8 @@ pub(crate) struct Note {
 pub(crate) struct Outbox {
     queue: VecDeque<Note>,
     posted: usize,
+    /// Bytes of the first waiting one that are posted as fragments.
+    sent: usize,
     bytes: u64,
     next_seq: u64,
     spare: Vec<Vec<u8>>,
@@ -61,6 +66,7 @@ impl Outbox {
         let mut outbox = Outbox {
             queue: VecDeque::with_capacity(carried.len().max(64)),
             posted: 0,
+            sent: 0,
             bytes: 0,
             next_seq,
             spare: Vec::with_capacity(SPARE_BUFFERS),
@@ -92,8 +98,23 @@ impl Outbox {
     /// Everything that no transfer will report, for the next epoch.
     pub(crate) fn carry(&mut self) -> (VecDeque<Standalone>, u64) {
         self.posted = 0;
+        self.sent = 0;
         let notes = std::mem::take(&mut self.queue);
         (notes.into_iter().filter(|note| note.xfer.is_none()).map(|note| note.one).collect(), self.next_seq)
+    }
+
+    /// A number that no other message of the session has.
+    pub(crate) fn draw_seq(&mut self) -> NotifySeq {
+        self.next_seq += 1;
+        NotifySeq(self.next_seq - 1)
+    }
+
+    /// Takes a waiting one out; the peer drops what it has of it when it hears of another.
+    fn remove_waiting(&mut self, at: usize) -> Option<Note> {
+        if at == self.posted {
+            self.sent = 0;
+        }
+        self.queue.remove(at)
     }
 
     fn push(&mut self, note: Note) {
@@ -104,7 +125,7 @@ impl Outbox {
 
     fn release(&mut self, note: Note) {
         self.bytes -= note.one.message.len() as u64;
-        if self.spare.len() < SPARE_BUFFERS {
+        if self.spare.len() < SPARE_BUFFERS && note.one.message.capacity() <= SPARE_CAPACITY {
             self.spare.push(note.one.message);
         }
     }
@@ -183,9 +204,7 @@ impl Session {
     ) -> Result<NotifySeq, SubmitError> {
         let (limits, outbox) = (&self.setup.limits, &mut self.outbox);
         let count = outbox.queue.len() as u32;
-        if count >= limits.max_notifications
-            || outbox.bytes + tell.body_len() as u64 > limits.max_notification_bytes
-        {
+        if count >= limits.max_notifications || outbox.bytes >= limits.max_notification_bytes {
             return Err(SubmitError::TooManyNotifications {
                 count,
                 bytes: outbox.bytes,
@@ -193,8 +212,7 @@ impl Session {
                 max_bytes: limits.max_notification_bytes,
             });
         }
-        let seq = NotifySeq(outbox.next_seq);
-        outbox.next_seq += 1;
+        let seq = outbox.draw_seq();
         let message = outbox.buffer_with(tell);
         let one = Standalone { seq, message, deadline };
         outbox.push(Note { one, flags: tell.flags(), xfer, since: now });
@@ -215,11 +233,7 @@ impl Session {
         }
         let imm = Imm::of(ImmKind::Record, 1, XferSeq(0));
         self.begin_payload(imm);
-        let note = &self.outbox.queue[self.outbox.posted];
-        let scope = RecordScope::Standalone { seq: note.one.seq };
-        RecordHeader::encode(self.setup.epoch, scope, note.flags, &note.one.message, &mut self.scratch);
-        self.outbox.posted += 1;
-        self.counters.notifications_sent += 1;
+        let what = self.encode_note();
         let extra = self.carry_record(RingId::Control, imm, false, mem);
         Some(PostStep {
             ring: RingId::Control,
@@ -228,8 +242,32 @@ impl Session {
             extra: Some(extra),
             bytes: 0,
             signaled: true,
-            what: Cargo::Note,
+            what,
         })
+    }
+
+    /// Appends the record of what is next of the first waiting note to the scratch buffer.
+    fn encode_note(&mut self) -> Cargo {
+        let (limit, outbox) = (self.record_limit, &mut self.outbox);
+        let note = &outbox.queue[outbox.posted];
+        let (seq, body, sent) = (note.one.seq, &note.one.message, outbox.sent);
+        let record = Record {
+            epoch: self.setup.epoch,
+            scope: RecordScope::Standalone { seq },
+            fragment: Fragment::of(seq.0, sent, body.len(), limit),
+            flags: note.flags,
+        };
+        let end = body.len().min(sent + limit);
+        record.encode(&body[sent..end], &mut self.scratch);
+        self.counters.fragments_sent += u64::from(record.fragment.is_some());
+        if end < body.len() {
+            outbox.sent = end;
+            return Cargo::NotePart;
+        }
+        outbox.sent = 0;
+        outbox.posted += 1;
+        self.counters.notifications_sent += 1;
+        Cargo::Note
     }
 
     fn has_room_for_note(&self, record_bytes: u32) -> bool {
@@ -240,7 +278,8 @@ impl Session {
     /// Record of the first waiting note.
     fn first_waiting_bytes(&self) -> Option<u32> {
         let note = self.outbox.queue.get(self.outbox.posted)?;
-        Some((RECORD_HEADER_BYTES + note.one.message.len()) as u32)
+        let left = note.one.message.len() - self.outbox.sent;
+        Some((RECORD_HEADER_BYTES + left.min(self.record_limit)) as u32)
     }
 
     pub(crate) fn note_waits_for_credit(&self) -> bool {
@@ -262,7 +301,7 @@ impl Session {
     pub(crate) fn cancel_note(&mut self, xfer: u32) -> bool {
         let posted = self.outbox.posted;
         let at = self.outbox.queue.iter().skip(posted).position(|note| note.xfer == Some(xfer));
-        let Some(note) = at.and_then(|at| self.outbox.queue.remove(posted + at)) else { return false };
+        let Some(note) = at.and_then(|at| self.outbox.remove_waiting(posted + at)) else { return false };
         self.outbox.release(note);
         true
     }
@@ -279,7 +318,7 @@ impl Session {
                 at += 1;
                 continue;
             }
-            let note = self.outbox.queue.remove(at).expect("just looked at");
+            let note = self.outbox.remove_waiting(at).expect("just looked at");
             self.counters.notifications_expired += 1;
             self.events.push_back(Event::NotifyExpired { seq: note.one.seq });
             if let Some(xfer) = note.xfer {

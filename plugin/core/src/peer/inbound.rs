@@ -1,10 +1,9 @@
 //! What the peer sends: immediates and the records behind them, or SENDs that bring both.
 
 use super::{EndReason, Event, RingId, Session, SessionMemory, Violation, slot_bytes};
-use crate::ids::XferSeq;
 use crate::notify::{
-    Arrival, Body, ID_BYTES, RECORD_HEADER_BYTES, RecordError, RecordHeader, RecordScope, SEND_HEADER_BYTES,
-    SendError, SendHeader,
+    Arrival, Body, ID_BYTES, RECORD_HEADER_BYTES, Record, RecordError, RecordHeader, RecordScope,
+    SEND_HEADER_BYTES, SendError, SendHeader,
 };
 use crate::sequence::{Imm, ImmError, ImmKind};
 
@@ -70,9 +69,14 @@ impl Session {
     /// The host took that many messages of this peer, of that many bytes together. An id that it has read counts as a
     /// message of [`ID_BYTES`].
     pub fn on_popped(&mut self, messages: u64, bytes: u64) {
+        let withheld = self.withholds();
         self.unpopped.messages = self.unpopped.messages.saturating_sub(messages);
         self.unpopped.bytes = self.unpopped.bytes.saturating_sub(bytes);
         self.credit_out.check = true;
+        // What was held back is told however little it is: a peer may wait for the last of it, and nothing else would tell it.
+        if withheld && !self.withholds() {
+            self.flush_credit();
+        }
     }
 
     /// Above the limits the peer gets no more credit until the host pops: back-pressure instead of memory growth.
@@ -169,14 +173,28 @@ impl Session {
         if decoded.lanes > limit {
             return Err(wrong(ImmError::Lanes { lanes: decoded.lanes, limit }));
         }
-        let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
-        let arrival = match decoded.kind {
+        let (seq, arrival) = match decoded.kind {
             ImmKind::Tail => {
                 carrier.expect_length(ring, 0)?;
-                Arrival::Tail
+                (self.inbound.unwrap(decoded.seq_low, lane)?, Arrival::Tail)
             }
             ImmKind::Record => {
-                Arrival::Record(self.take_transfer_record(ring, seq, decoded.lanes, carrier, mem)?)
+                let (record, part) = self.copy_record(ring, carrier, mem)?;
+                if record.scope == RecordScope::Part {
+                    if (decoded.lanes, decoded.seq_low) != (1, 0) {
+                        return Err(wrong(ImmError::Standalone));
+                    }
+                    return self.put_together(ring, record, part).map(drop);
+                }
+                let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
+                if record.scope != (RecordScope::Transfer { seq, lanes: decoded.lanes }) {
+                    return Err(misplaced(ring, record));
+                }
+                // The last fragment completes the body.
+                let Some(body) = self.put_together(ring, record, part)? else { return Ok(()) };
+                self.unpopped.partial_messages += 1;
+                self.unpopped.partial_bytes += body.bytes.len() as u64;
+                (seq, Arrival::Record(body))
             }
         };
         if let Some(body) = self.inbound.arrive(seq, decoded.lanes, lane, arrival)? {
@@ -187,28 +205,12 @@ impl Session {
         Ok(())
     }
 
-    fn take_transfer_record(
-        &mut self,
-        ring: RingId,
-        seq: XferSeq,
-        lanes: u8,
-        carrier: Carrier,
-        mem: &dyn SessionMemory,
-    ) -> Result<Body, Violation> {
-        let (header, body) = self.copy_record(ring, carrier, mem)?;
-        if header.scope != (RecordScope::Transfer { seq, lanes }) {
-            return Err(misplaced(ring, header.scope));
-        }
-        self.unpopped.partial_messages += 1;
-        self.unpopped.partial_bytes += body.bytes.len() as u64;
-        Ok(body)
-    }
-
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {
-        let (header, body) = self.copy_record(RingId::Control, carrier, mem)?;
-        let RecordScope::Standalone { seq } = header.scope else {
-            return Err(misplaced(RingId::Control, header.scope));
+        let (record, part) = self.copy_record(RingId::Control, carrier, mem)?;
+        let RecordScope::Standalone { seq } = record.scope else {
+            return Err(misplaced(RingId::Control, record));
         };
+        let Some(body) = self.put_together(RingId::Control, record, part)? else { return Ok(()) };
         if self.seen.insert(seq) {
             self.deliver(body);
         } else {
@@ -217,13 +219,44 @@ impl Session {
         Ok(())
     }
 
+    /// The body once it is complete: at once without fragments, else with the last one.
+    fn put_together(
+        &mut self,
+        ring: RingId,
+        record: Record,
+        part: Vec<u8>,
+    ) -> Result<Option<Body>, Violation> {
+        let on_control = ring == RingId::Control;
+        let parts = if on_control { &mut self.control_parts } else { &mut self.lane_parts };
+        // Over the control endpoint messages come one after the other, so what is unfinished then was given up. Other lanes may
+        // bring the record of another transfer meanwhile.
+        let given_up = match &record.fragment {
+            None => on_control && parts.give_up(None),
+            next => parts.give_up(next.as_ref()),
+        };
+        self.counters.partial_messages_dropped += u64::from(given_up);
+        let Some(fragment) = record.fragment else {
+            return Ok(Some(Body { flags: record.flags, bytes: part }));
+        };
+        self.counters.fragments_received += 1;
+        let whole = parts.add(fragment, record.flags, &part);
+        let whole = whole.map_err(|error| Violation::Fragment { ring, error })?;
+        Ok(whole.map(|bytes| Body { flags: record.flags, bytes }))
+    }
+
+    /// At the end of the epoch: what is unfinished is sent again from its beginning, or not at all.
+    pub(crate) fn give_up_partial(&mut self) {
+        let dropped = [self.control_parts.give_up(None), self.lane_parts.give_up(None)];
+        self.counters.partial_messages_dropped += dropped.into_iter().map(u64::from).sum::<u64>();
+    }
+
     /// Copies a record out of the slot or, at the reader's cursor, of the ring, *then* checks it, then its bytes are free.
     fn copy_record(
         &mut self,
         ring: RingId,
         carrier: Carrier,
         mem: &dyn SessionMemory,
-    ) -> Result<(RecordHeader, Body), Violation> {
+    ) -> Result<(Record, Vec<u8>), Violation> {
         let epoch = self.setup.epoch;
         let port = self.port_mut(ring);
         let limit = port.ring_in.max_record_bytes() - RECORD_HEADER_BYTES as u32;
@@ -236,17 +269,17 @@ impl Session {
         let bad = |error| Violation::Record { ring, error };
         let mut bytes = [0; RECORD_HEADER_BYTES];
         read(0, &mut bytes);
-        let header = RecordHeader::decode(&bytes, epoch, limit).map_err(bad)?;
+        let header = RecordHeader::decode(&bytes, epoch, ring, limit).map_err(bad)?;
         carrier.expect_length(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
-        let mut body = vec![0; header.len as usize];
-        if !body.is_empty() {
-            read(RECORD_HEADER_BYTES, &mut body);
+        let mut part = vec![0; header.len as usize];
+        if !part.is_empty() {
+            read(RECORD_HEADER_BYTES, &mut part);
         }
-        header.check(&bytes, &body).map_err(bad)?;
+        header.check(&bytes, &part).map_err(bad)?;
         if let Carrier::Immediate = carrier {
             self.free_record(ring, RECORD_HEADER_BYTES as u32 + header.len)?;
         }
-        Ok((header, Body { flags: header.flags, bytes: body }))
+        Ok((header.record, part))
     }
 
     /// Passes the record at the reader's cursor.
@@ -281,10 +314,12 @@ impl Session {
     }
 }
 
-fn misplaced(ring: RingId, scope: RecordScope) -> Violation {
-    let (lanes, seq, notify_seq) = match scope {
-        RecordScope::Transfer { seq, lanes } => (lanes, seq.0, 0),
+fn misplaced(ring: RingId, record: Record) -> Violation {
+    let key = record.fragment.map_or(0, |fragment| fragment.key);
+    let (lanes, seq, notify_seq) = match record.scope {
+        RecordScope::Transfer { seq, lanes } => (lanes, seq.0, key),
         RecordScope::Standalone { seq } => (1, 0, seq.0),
+        RecordScope::Part => (1, 0, key),
     };
     Violation::Record { ring, error: RecordError::Scope { lanes, seq, notify_seq } }
 }

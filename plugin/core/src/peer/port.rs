@@ -35,6 +35,8 @@ pub(crate) enum Cargo {
     Transfer { xfer: u32, first_template: u32, templates: u32 },
     /// A standalone notification; they are acknowledged in order.
     Note,
+    /// A fragment of a standalone notification, not the last.
+    NotePart,
     /// Credit words.
     Credit,
     /// The zero-length WRITE that retires leftovers.

@@ -3,11 +3,10 @@
 use baton_fabric::{Batch, Caps, EndpointId, WcStatus};
 use serde::Serialize;
 
-use crate::credit::CreditViolation;
+use super::Violation;
 use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
 use crate::ledger::NotInFlight;
-use crate::notify::{Carry, NotifyMode, NotifyWindow, RECORD_ALIGN, RecordError, SendError};
-use crate::sequence::ImmError;
+use crate::notify::{Carry, MAX_MESSAGE_BYTES, NotifyMode, NotifyWindow, RECORD_ALIGN};
 
 /// One endpoint of a session with the depths both sides agreed on, and the peer's record ring behind it.
 #[derive(Clone, Copy, Debug)]
@@ -127,8 +126,12 @@ pub struct SessionLimits {
     pub max_transfers: u32,
     /// Standalone notifications not yet acknowledged.
     pub max_notifications: u32,
-    /// Bytes of those.
+    /// Bytes of those; a message is taken while fewer wait, however long it is itself.
     pub max_notification_bytes: u64,
+    /// Longest message, on both sides. What is longer than a record goes in fragments.
+    pub max_message_bytes: u32,
+    /// Bytes of the messages of unfinished transfers.
+    pub max_waiting_message_bytes: u64,
     /// Work requests of one slice (and at most a quarter of the send queue).
     pub slice_wrs: u32,
     /// Bytes of one slice.
@@ -153,6 +156,8 @@ impl Default for SessionLimits {
             max_transfers: 1 << 16,
             max_notifications: 16_384,
             max_notification_bytes: 8 << 20,
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            max_waiting_message_bytes: 64 << 20,
             slice_wrs: 256,
             slice_bytes: 8 << 20,
             outstanding_bytes: 16 << 20,
@@ -363,120 +368,11 @@ impl EndReason {
     }
 }
 
-/// What only a faulty or hostile peer can cause. Never a panic.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// An immediate that means nothing.
-    #[error("immediate {imm:#010x} on {ring:?}: {error}")]
-    Immediate {
-        /// As received.
-        imm: u32,
-        /// Where.
-        ring: RingId,
-        /// What is wrong.
-        error: ImmError,
-    },
-    /// A TAIL on the control endpoint.
-    #[error("a tail on the control endpoint (immediate {imm:#010x})")]
-    TailOnControl {
-        /// As received.
-        imm: u32,
-    },
-    /// A transfer number too far from what is expected, or of a transfer that is complete.
-    #[error("transfer number {seq_low:#08x} on {lane:?} is outside the window around {lowest}")]
-    SequenceOutside {
-        /// Low 24 bits.
-        seq_low: u32,
-        /// Where.
-        lane: LaneId,
-        /// Lowest incomplete transfer.
-        lowest: u64,
-    },
-    /// The same lane reported twice for one transfer.
-    #[error("transfer {seq} reported twice on {lane:?}")]
-    Repeated {
-        /// Transfer.
-        seq: u64,
-        /// Lane.
-        lane: LaneId,
-    },
-    /// Two immediates of one transfer disagree about its lanes.
-    #[error("transfer {seq} reports {got} lanes after {expected}")]
-    LaneCount {
-        /// Transfer.
-        seq: u64,
-        /// First told.
-        expected: u8,
-        /// Told now.
-        got: u8,
-    },
-    /// All lanes of a transfer are in, but no record, or a second record came.
-    #[error("transfer {seq} brings {records} records")]
-    RecordCount {
-        /// Transfer.
-        seq: u64,
-        /// How many.
-        records: u8,
-    },
-    /// A record that cannot be.
-    #[error("record on {ring:?}: {error}")]
-    Record {
-        /// Where.
-        ring: RingId,
-        /// What is wrong.
-        error: RecordError,
-    },
-    /// A credit word that cannot be.
-    #[error("credit for {ring:?}: {error}")]
-    Credit {
-        /// Where.
-        ring: RingId,
-        /// What is wrong.
-        error: CreditViolation,
-    },
-    /// More arrived than RECVs were granted.
-    #[error("{received} receives on {ring:?} but only {granted} were granted")]
-    TooManyReceives {
-        /// Where.
-        ring: RingId,
-        /// Taken.
-        received: u64,
-        /// Granted.
-        granted: u64,
-    },
-    /// A SEND where only immediates are expected.
-    #[error("a SEND of {len_bytes} bytes on {ring:?}, where none is expected")]
-    UnexpectedSend {
-        /// Where.
-        ring: RingId,
-        /// Length.
-        len_bytes: u32,
-    },
-    /// An immediate where only SENDs are expected.
-    #[error("immediate {imm:#010x} on {ring:?}, in a session that uses SENDs")]
-    UnexpectedImmediate {
-        /// As received.
-        imm: u32,
-        /// Where.
-        ring: RingId,
-    },
-    /// A SEND whose payload cannot be.
-    #[error("SEND on {ring:?}: {error}")]
-    Send {
-        /// Where.
-        ring: RingId,
-        /// What is wrong.
-        error: SendError,
-    },
-}
-
 /// Why something was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// Longer than one record.
-    #[error(
-        "message of {len} bytes: the limit is {limit} bytes (one record; longer messages are not supported yet)"
-    )]
+    /// Longer than a message may be.
+    #[error("message of {len} bytes: the limit is {limit} bytes")]
     MessageTooLong {
         /// Length.
         len: usize,
@@ -488,6 +384,18 @@ pub enum SubmitError {
     TooManyTransfers {
         /// Limit.
         limit: u32,
+    },
+    /// The messages of unfinished transfers need too much memory.
+    #[error(
+        "messages of unfinished transfers to this peer have {waiting} bytes, with another of {len} they would be over the limit of {limit}: poll them before posting more"
+    )]
+    TooManyMessageBytes {
+        /// Bytes of them.
+        waiting: u64,
+        /// Of the one refused.
+        len: usize,
+        /// Limit.
+        limit: u64,
     },
     /// The queue of standalone notifications is full.
     #[error(
@@ -561,6 +469,9 @@ pub struct Counters {
     pub notifications_expired: u64,
     pub messages_received: u64,
     pub ids_received: u64,
+    pub fragments_sent: u64,
+    pub fragments_received: u64,
+    pub partial_messages_dropped: u64,
     pub duplicates_dropped: u64,
     pub credit_writes: u64,
     pub credit_words_stale: u64,
@@ -584,6 +495,7 @@ pub struct SessionStats {
     pub notifications_waiting: u32,
     pub unpopped_messages: u64,
     pub unpopped_bytes: u64,
+    pub reassembly_bytes: u64,
     pub withholding_credit: bool,
     pub endpoints: Vec<EndpointStats>,
     pub waiters: Vec<Waiter>,

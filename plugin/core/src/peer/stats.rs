@@ -20,6 +20,7 @@ impl Session {
             notifications_waiting: self.outbox.waiting() as u32,
             unpopped_messages: self.unpopped.messages,
             unpopped_bytes: self.unpopped.bytes,
+            reassembly_bytes: self.control_parts.held_bytes() + self.lane_parts.held_bytes(),
             withholding_credit: self.withholds(),
             endpoints: [&self.control].into_iter().chain(&self.lanes).map(endpoint_stats).collect(),
             waiters: self.waiters(),
@@ -84,6 +85,9 @@ impl Session {
             Some(Blocked::Recv(lane)) => {
                 let credit = &port(lane).recv_out;
                 format!("a RECV on {lane:?}: {} consumed of {} granted", credit.consumed(), credit.known())
+            }
+            Some(Blocked::Fragments(lane)) => {
+                format!("the peer to take the last fragment of the message before, on {lane:?}")
             }
             Some(Blocked::RingBytes(lane)) => {
                 let credit = &port(lane).bytes_out;

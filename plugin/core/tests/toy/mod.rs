@@ -584,7 +584,7 @@ impl World {
         true
     }
 
-    /// Runs until nothing moves any more, re-reading credit pages as a driver would.
+    /// Runs until nothing moves any more, re-reading credit pages and announcing credit as a driver would before it sleeps.
     pub fn settle(&mut self) {
         for _ in 0..10_000_000u64 {
             if self.step() {
@@ -599,10 +599,26 @@ impl World {
                 }
             }
             if !moved && self.choices().is_empty() {
-                return;
+                if !self.nodes.iter().any(|node| node.session.waits_for_credit()) {
+                    return;
+                }
+                for n in [0, 1] {
+                    self.nodes[n].session.flush_credit();
+                    self.pump(n);
+                }
+                if self.choices().is_empty() {
+                    return;
+                }
             }
         }
         panic!("the world does not come to rest: {:#?}", self.nodes[0].session.stats());
+    }
+
+    /// So many random steps.
+    pub fn settle_for(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.step();
+        }
     }
 
     pub fn flush(&mut self) {
