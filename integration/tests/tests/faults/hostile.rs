@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
+use baton_core::notify::{BodyFlags, Fragment, Record, RecordScope};
 use baton_core::wire::{ConnInfo, LifelineFrame, encode_frame};
-use baton_core::{Epoch, Instance, RegionId};
+use baton_core::{Epoch, Instance, NotifySeq, RegionId};
 use baton_host::{Op, Transfer};
 use baton_tests::{Block, Node, Remote, wait_for};
 
@@ -245,6 +246,14 @@ fn immediates_that_mean_nothing_are_violations_that_end_that_session_only() {
     });
 }
 
+/// The second of three fragments.
+fn stray_fragment(epoch: u32, scope: RecordScope) -> Vec<u8> {
+    let fragment = Some(Fragment { key: 5, index: 1, count: 3, total_len: 9 });
+    let mut bytes = Vec::new();
+    Record { epoch: Epoch(epoch), scope, fragment, flags: BodyFlags::MESSAGE }.encode(b"abc", &mut bytes);
+    bytes
+}
+
 #[test]
 fn sends_that_mean_nothing_are_violations_that_end_that_session_only() {
     test("sends_that_mean_nothing_are_violations_that_end_that_session_only", |scene| {
@@ -264,6 +273,15 @@ fn sends_that_mean_nothing_are_violations_that_end_that_session_only() {
             (lane, Box::new(|epoch| say(record, epoch, b"BtnR"))),
             (lane, Box::new(|epoch| say(record, epoch, &[0; 8192]))),
             (control, Box::new(|epoch| say(record, epoch, &[0xff; 100]))),
+            // Well made, but nothing has come before it.
+            (lane, Box::new(|epoch| say(record, epoch, &stray_fragment(epoch, RecordScope::Part)))),
+            (
+                control,
+                Box::new(|epoch| {
+                    let scope = RecordScope::Standalone { seq: NotifySeq(5) };
+                    say(record, epoch, &stray_fragment(epoch, scope))
+                }),
+            ),
         ];
         for (count, (endpoint, payload)) in (1..).zip(payloads) {
             let mut attacker = scene.attack_with(false);
