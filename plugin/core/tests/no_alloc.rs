@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_core::notify::{Carry, NotifyMode};
+use baton_core::notify::{Carry, NotifyMode, Tell};
 use baton_core::peer::*;
 use baton_core::plan::{Pair, Plan, PlanLimits};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
@@ -123,9 +123,9 @@ fn split(lane_count: u8) -> LaneSplit<'static> {
 }
 
 /// Submits, posts, completes; returns how many transfers ended.
-fn round(session: &mut Session, page: &Page, work: &Arc<Prepared>, message: Option<&[u8]>) -> u32 {
+fn round(session: &mut Session, page: &Page, work: &Arc<Prepared>, tell: Tell<'_>) -> u32 {
     let now = Nanos(1);
-    session.submit(now, 1, work.clone(), message).unwrap();
+    session.submit_telling(now, 1, work.clone(), tell).unwrap();
     // A batch per lane and slice at most, twice over.
     let mut sent = [(EndpointId { slot: 0, generation: 0 }, 0u64); 64];
     let mut done = 0;
@@ -157,19 +157,24 @@ fn round(session: &mut Session, page: &Page, work: &Arc<Prepared>, message: Opti
 }
 
 fn check(name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
-    check_in(NotifyMode::Immediate, name, work, lanes, message);
-    check_in(NotifyMode::Send, name, work, lanes, message);
+    let tells = [Tell::message(message), Tell { message, id: Some(7) }];
+    tells.into_iter().for_each(|tell| check_telling(name, work, lanes, tell));
 }
 
-fn check_in(notify: NotifyMode, name: &str, work: &Arc<Prepared>, lanes: u32, message: Option<&[u8]>) {
+fn check_telling(name: &str, work: &Arc<Prepared>, lanes: u32, tell: Tell<'_>) {
+    check_in(NotifyMode::Immediate, name, work, lanes, tell);
+    check_in(NotifyMode::Send, name, work, lanes, tell);
+}
+
+fn check_in(notify: NotifyMode, name: &str, work: &Arc<Prepared>, lanes: u32, tell: Tell<'_>) {
     let mut session = session(lanes, notify);
     for _ in 0..3 {
-        assert_eq!(round(&mut session, &Page, work, message), 1);
+        assert_eq!(round(&mut session, &Page, work, tell), 1);
     }
     let rounds = 3;
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     for _ in 0..rounds {
-        assert_eq!(round(&mut session, &Page, work, message), 1);
+        assert_eq!(round(&mut session, &Page, work, tell), 1);
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     assert_eq!(allocations, 0, "{name} with {notify:?}: allocations in {rounds} reposts");
@@ -202,7 +207,7 @@ fn measure() {
     let rounds = 200;
     let start = Instant::now();
     for _ in 0..rounds {
-        round(&mut session, &Page, &work, Some(b"a message"));
+        round(&mut session, &Page, &work, Tell::message(Some(b"a message")));
     }
     let each = start.elapsed().as_nanos() / rounds;
     println!("submit + post + complete, 128 descriptors, notified: {each} ns");

@@ -69,3 +69,44 @@ pub unsafe extern "C" fn inbound_status(engine: *mut BatonEngine, peer: BatonSli
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u32 = size_of::<BatonPostOptions>() as u32;
+
+    fn told(
+        size_bytes: u32,
+        flags: u32,
+        message: &[u8],
+        id: u64,
+    ) -> Result<(Option<Vec<u8>>, Option<u64>), String> {
+        let options = BatonPostOptions { size_bytes, flags, message: BatonSlice::of(message), id };
+        // SAFETY: options and message live through the call.
+        let tell = unsafe { tell(&options) }.map_err(|e| e.text)?;
+        Ok((tell.message.map(<[u8]>::to_vec), tell.id))
+    }
+
+    #[test]
+    fn options_say_what_is_told_and_what_contradicts_itself_is_refused_by_name() {
+        assert_eq!(told(SIZE, 0, b"", 0), Ok((None, None)));
+        assert_eq!(told(SIZE, BATON_POST_NOTIFY, b"", 0), Ok((Some(vec![]), None)));
+        assert_eq!(told(SIZE, BATON_POST_ID, b"", 0), Ok((None, Some(0))));
+        assert_eq!(
+            told(SIZE + 8, BATON_POST_ID | BATON_POST_NOTIFY, b"m", 7),
+            Ok((Some(b"m".to_vec()), Some(7)))
+        );
+        for (size, flags, message, id, words) in [
+            (SIZE - 1, 0, &b""[..], 0, "options.size_bytes is 31; this engine needs at least 32"),
+            (SIZE, 4, b"", 0, "options.flags 0x4"),
+            (SIZE, 0, b"", 9, "options.id is 9 without the flag 2"),
+            (SIZE, BATON_POST_ID, b"m", 9, "options.message has 1 bytes without the flag 1"),
+        ] {
+            let error = told(size, flags, message, id).expect_err("refused");
+            assert!(error.contains(words), "{error}");
+        }
+        // SAFETY: null is looked at, not through.
+        assert!(unsafe { tell(std::ptr::null()) }.is_err_and(|e| e.text.contains("options is null")));
+    }
+}
