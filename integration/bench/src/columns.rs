@@ -104,6 +104,8 @@ pub fn ratios(rows: &[Row], ratio: impl Fn(&Row, &Row) -> [Option<f64>; 2]) -> S
         "imm us",
         "imm/send",
         "imm/off",
+        "p50 imm/send",
+        "p50 imm/off",
     ];
     let mut cells = vec![head.map(str::to_owned).to_vec()];
     for imm in rows.iter().filter(|row| row.notify == "imm") {
@@ -132,6 +134,7 @@ pub fn ratios(rows: &[Row], ratio: impl Fn(&Row, &Row) -> [Option<f64>; 2]) -> S
 /// Cells in columns as wide as they must be, numbers to the right.
 pub(crate) fn aligned(cells: &[Vec<String>]) -> String {
     let columns = cells.first().map(Vec::len).unwrap_or_default();
+    assert!(cells.iter().all(|line| line.len() == columns), "as many cells as there are columns");
     let width = |at: usize| cells.iter().map(|line| line[at].chars().count()).max().unwrap_or_default();
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
@@ -190,11 +193,11 @@ mod tests {
     fn notifications_are_compared_case_by_case() {
         let rows =
             [row("off", 4.0), row("send", 1.0), row("imm", 2.0), Row { size_bytes: 8192, ..row("imm", 9.0) }];
-        let table = ratios(&rows, |own, base| [Some(own.gb_per_s / base.gb_per_s), None]);
+        let table = ratios(&rows, |own, base| [Some(own.gb_per_s / base.gb_per_s), Some(3.0)]);
         assert_eq!(table.lines().count(), 2, "{table}");
         let line: Vec<&str> = table.lines().last().unwrap_or_default().split_whitespace().collect();
         assert_eq!(line[..5], ["WRITE", "4096", "4.00", "1.00", "2.00"]);
-        assert_eq!(line[8..], ["2.00", "0.50"]);
+        assert_eq!(line[8..], ["2.00", "0.50", "3.00", "3.00"]);
         assert_eq!(ratios(&rows[2..], |_, _| [Some(1.0); 2]), "");
     }
 }

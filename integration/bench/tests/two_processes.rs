@@ -64,17 +64,15 @@ fn all_ways_to_prepare_and_to_batch_move_the_same_blocks_pipelined() {
 }
 
 #[test]
-fn sessions_move_the_same_blocks_or_are_refused_by_name() {
-    let output =
-        bench("run --fabric tcp --sizes 4096 --batch 6 --iters 8 --prepare-each --enable-sess --json -", &[]);
-    if output.status.success() {
-        let rows: Vec<Row> = serde_json::from_slice(&output.stdout).unwrap();
-        assert!(rows.len() == 2 && rows.iter().all(|row| row.session), "{rows:?}");
-    } else {
-        // An engine need not have lists of blocks.
-        let said = text(&output.stderr);
-        assert!(said.contains("--enable-sess: unsupported"), "{said}");
-    }
+fn lists_of_blocks_move_the_same_blocks_as_descriptors() {
+    let rows = rows(
+        "--fabric tcp --sizes 4096 --batch 6 --iters 8 --rounds 2 --prepare-each --prepare-once --enable-sess --disable-sess",
+    );
+    let arms: Vec<(&str, bool)> = rows.iter().take(4).map(|row| (row.arm.as_str(), row.session)).collect();
+    assert_eq!(
+        arms,
+        [("once no-sess", false), ("each no-sess", false), ("once sess", true), ("each sess", true)]
+    );
 }
 
 #[test]

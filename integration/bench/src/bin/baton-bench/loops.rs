@@ -12,9 +12,6 @@ use crate::engine::name;
 use crate::plan::Arm;
 use crate::target::{SIDE, pause};
 
-/// What every notification says.
-const MESSAGE: &[u8] = b"blocks are there";
-
 /// Where the blocks of one iteration are.
 pub struct Blocks {
     pub local: Vec<Desc>,
@@ -39,6 +36,8 @@ pub struct Bench<'a> {
     /// Requests of each iteration, where they are prepared once.
     pub ready: Vec<Vec<Transfer>>,
     pub depth: usize,
+    /// What every notification says; none without notifications.
+    pub message: Option<&'a [u8]>,
     pub look: Duration,
     pub patience: Duration,
     /// Iterations of a thread so far: the next one goes on with the next request.
@@ -92,7 +91,6 @@ impl Bench<'_> {
     }
 
     fn start(&self, number: usize, times: &mut Rounds) -> Outcome<Flight> {
-        let message = (self.arm.notify != crate::options::Notify::Off).then_some(MESSAGE);
         let started = Instant::now();
         let (own, created) = match self.arm.prepared {
             true => (Vec::new(), started),
@@ -105,7 +103,7 @@ impl Bench<'_> {
         };
         let requests = if self.arm.prepared { &self.ready[number] } else { &own };
         for request in requests {
-            request.post(message).map_err(|error| error.to_string())?;
+            request.post(self.message).map_err(|error| error.to_string())?;
         }
         let posted = Instant::now();
         times.post_us.push(us(posted - created));

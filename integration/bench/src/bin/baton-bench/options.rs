@@ -56,6 +56,10 @@ pub struct Options {
     /// Notifications by immediates, by SENDs, or none at all; several, separated by commas, are compared with each other.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub notify: Vec<Notify>,
+    /// Bytes of a notification's message; 0: nothing but that the blocks are there.
+    #[arg(long, default_value_t = 16, default_value_if("seed_table", "true", "0"),
+          value_parser = value_parser!(u64).range(0..=8 << 20))]
+    pub message_bytes: u64,
     /// Requests are prepared once and posted many times (the default). With --prepare-each as well: both are compared.
     #[arg(long)]
     pub prepare_once: bool,
@@ -71,6 +75,9 @@ pub struct Options {
     /// Requests are picked by index from lists of blocks that are kept as long as the peer is.
     #[arg(long)]
     pub enable_sess: bool,
+    /// Requests are made of descriptors (the default). With --enable-sess as well: both are compared.
+    #[arg(long)]
+    pub disable_sess: bool,
     /// Verbs: data queue pairs; several numbers are compared with each other.
     #[arg(long, value_delimiter = ',', value_parser = value_parser!(u64).range(1..=64))]
     pub lanes: Vec<u64>,
@@ -108,7 +115,7 @@ pub struct Options {
     /// Seconds for which a case may stand still.
     #[arg(long, default_value_t = 60, value_parser = value_parser!(u64).range(1..=86_400))]
     pub patience: u64,
-    /// WRITEs of 1 KiB to 1 MiB without notification, with SEND and with immediates, one block at a time by default.
+    /// WRITEs of 1 KiB to 1 MiB without notification, with SEND and with immediates; by default one block at a time and without a message.
     #[arg(long, conflicts_with_all = ["sizes", "notify", "enable_notification"])]
     pub seed_table: bool,
     /// Which tables are printed, separated by commas.

@@ -24,11 +24,12 @@ pub struct Arm {
 
 impl Arm {
     /// One word for everything that an arm is.
-    fn words(self) -> [String; 4] {
+    fn words(self) -> [String; 5] {
         [
             self.notify.word().to_owned(),
             self.prepare().to_owned(),
             self.transfer().to_owned(),
+            if self.session { "sess" } else { "no-sess" }.to_owned(),
             self.lanes.map(|lanes| format!("lanes={lanes}")).unwrap_or_default(),
         ]
     }
@@ -214,37 +215,43 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
     };
     let prepared = either(options.prepare_once, options.prepare_each);
     let batched = either(options.enable_batch_transfer, options.disable_batch_transfer);
+    let sessions = match (options.enable_sess, options.disable_sess) {
+        (true, true) => vec![false, true],
+        (enabled, _) => vec![enabled],
+    };
     let lanes: Vec<Option<u64>> = match &options.lanes[..] {
         [] => vec![None],
         some => some.iter().copied().map(Some).collect(),
     };
-    let (mut arms, mut setups): (Vec<Arm>, Vec<Setup>) = (Vec::new(), Vec::new());
+    let mut arms: Vec<Arm> = Vec::new();
     for lanes in lanes {
-        for batched in &batched {
-            for prepared in &prepared {
-                for notify in &notify {
-                    let setup = setup(*notify, lanes);
-                    let engine = setups.iter().position(|one| *one == setup).unwrap_or_else(|| {
-                        setups.push(setup);
-                        setups.len() - 1
-                    });
-                    let session = options.enable_sess;
-                    let arm = Arm {
-                        notify: *notify,
-                        prepared: *prepared,
-                        batched: *batched,
+        for &batched in &batched {
+            for &session in &sessions {
+                for &prepared in &prepared {
+                    arms.extend(notify.iter().map(|&notify| Arm {
+                        notify,
+                        prepared,
+                        batched,
                         session,
                         lanes,
-                        engine,
-                    };
-                    if !arms.contains(&arm) {
-                        arms.push(arm);
-                    }
+                        engine: 0,
+                    }));
                 }
             }
         }
     }
-    (arms, setups)
+    let (mut once, mut setups): (Vec<Arm>, Vec<Setup>) = (Vec::new(), Vec::new());
+    for mut arm in arms {
+        let setup = setup(arm.notify, arm.lanes);
+        arm.engine = setups.iter().position(|one| *one == setup).unwrap_or_else(|| {
+            setups.push(setup);
+            setups.len() - 1
+        });
+        if !once.contains(&arm) {
+            once.push(arm);
+        }
+    }
+    (once, setups)
 }
 
 fn setup(notify: Notify, lanes: Option<u64>) -> Setup {

@@ -44,6 +44,7 @@ fn zero_odd_and_absurd_values_are_refused_by_name_with_the_limit() {
     refused("--requests 0", &["--requests", "1..=65536"]);
     refused("--mib 0", &["--mib", "1..=1048576"]);
     refused("--patience 0", &["--patience", "1..=86400"]);
+    refused("--message-bytes 8388609", &["--message-bytes", "0..=8388608"]);
     refused("--look-us 1000001", &["--look-us", "0..=1000000"]);
     for size in ["0", "4097", "-8", "8.0", "4294967304", "1e3", "many"] {
         refused(&format!("--sizes={size}"), &["--sizes", "a multiple of 8 from 8 to 4294967296"]);
@@ -119,6 +120,9 @@ fn only_what_differs_is_in_an_arms_name() {
     let plan = plan("--enable-notification --prepare-once --prepare-each").unwrap();
     let labels: Vec<String> = plan.arms.iter().map(|arm| plan.label(*arm)).collect();
     assert_eq!(labels, ["once", "each"]);
+    let plan = self::plan("--enable-sess --disable-sess").unwrap();
+    let labels: Vec<String> = plan.arms.iter().map(|arm| plan.label(*arm)).collect();
+    assert_eq!(labels, ["no-sess", "sess"]);
 }
 
 #[test]
@@ -143,6 +147,7 @@ fn the_seed_table_compares_off_send_and_imm_from_1_kib_to_1_mib() {
     assert_eq!(plan.cases.len(), 11);
     assert_eq!(plan.cases[0], Case { op: OpWord::Write, size: 1024, batch: 1 });
     assert_eq!(plan.cases[10].size, 1 << 20);
+    assert_eq!((parse("--seed-table").unwrap().message_bytes, parse("").unwrap().message_bytes), (0, 16));
     assert_eq!(self::plan("--seed-table --batch 8 --op read").unwrap().cases[0].batch, 8);
 }
 

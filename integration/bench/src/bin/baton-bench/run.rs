@@ -32,6 +32,7 @@ struct Run<'a> {
     plan: Plan,
     engines: Vec<Engine>,
     sessions: Vec<Session>,
+    message: Vec<u8>,
 }
 
 /// Memory of one case on both sides.
@@ -69,7 +70,8 @@ fn open(options: &Options, plan: Plan) -> Outcome<(Remote, Run<'_>)> {
         }
         sessions.push(session(engine)?);
     }
-    Ok((remote, Run { options, plan, engines, sessions }))
+    let message = vec![b'm'; options.message_bytes as usize];
+    Ok((remote, Run { options, plan, engines, sessions, message }))
 }
 
 fn session(engine: &Engine) -> Outcome<Session> {
@@ -137,6 +139,7 @@ impl Run<'_> {
             ready: Vec::new(),
             begun: 0,
             depth: self.options.depth as usize,
+            message: (arm.notify != Notify::Off).then_some(&self.message),
             look: Duration::from_micros(self.options.look_us),
             patience: Duration::from_secs(self.options.patience),
         };
