@@ -110,7 +110,7 @@ impl Options {
         let mut command = Command::new(own);
         command.args(["run", "--fabric", "verbs", "--set", "spin_us=0"]);
         command.args(["--devices", &self.device, "--target-devices", &self.target_device]);
-        command.args(["--set", &format!("lanes={}", self.lanes)]);
+        command.args(["--lanes", &self.lanes.to_string()]);
         command.args(["--set", &format!("ib_timeout={}", self.ib_timeout)]);
         command.args(["--op", case.op, "--sizes", &case.size.to_string(), "--mib", &self.mib.to_string()]);
         command.args(["--batch", &blocks.to_string(), "--depth", &depth.to_string(), "--notify", notify]);
