@@ -203,7 +203,9 @@ impl NotesOut {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        let host = |note: &&Note| matches!(note.owner, Owner::Host { .. }) && note.handed == 0;
+        let highest = self.highest;
+        let host =
+            |note: &&Note| matches!(note.owner, Owner::Host { .. }) && note.handed == 0 && note.seq > highest;
         self.queue.iter().skip(self.whole).filter(host).map(|note| note.deadline).min()
     }
 

@@ -1,6 +1,6 @@
 //! Memory of a node: data, bounce slabs, send and control slots, the credit page.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use baton_core::RegionId;
@@ -32,7 +32,9 @@ pub struct Mem {
     slab_bytes: usize,
     gather: bool,
     /// The data region was withdrawn.
-    pub withdrawn: std::cell::Cell<bool>,
+    pub withdrawn: Cell<bool>,
+    /// Length of the region; what lies behind is nobody's.
+    pub limit: Cell<u64>,
 }
 
 impl Mem {
@@ -47,6 +49,7 @@ impl Mem {
             slab_bytes: (config.slot * config.pool.slab_slots) as usize,
             gather: config.gather,
             withdrawn: false.into(),
+            limit: Cell::new(config.data_bytes as u64),
         };
         mem.reset(config);
         mem
@@ -141,7 +144,7 @@ impl TwoMemory for Mem {
             _ => return Err(Status::NoRegion),
         }
         let end = offset.checked_add(len);
-        if end.is_none_or(|end| end > self.data.borrow().len() as u64) { Err(Status::Range) } else { Ok(()) }
+        if end.is_none_or(|end| end > self.limit.get()) { Err(Status::Range) } else { Ok(()) }
     }
     fn can_gather(&self, _: &Span) -> bool {
         self.gather

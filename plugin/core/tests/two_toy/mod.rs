@@ -162,6 +162,9 @@ pub struct World {
     pub unpolled: Vec<(usize, usize)>,
     /// Nodes whose copies do not run.
     pub no_copies: Vec<usize>,
+    /// The peer may be hostile: a SEND without a RECV is its own fault. What crossed last is kept, by end.
+    pub hostile: bool,
+    pub tap: Vec<(usize, Vec<u8>)>,
     /// The next copy of that node fails so.
     pub fail_copy: Option<(usize, Status)>,
 }
@@ -205,6 +208,8 @@ impl World {
             frozen: Vec::new(),
             unpolled: Vec::new(),
             no_copies: Vec::new(),
+            hostile: false,
+            tap: Vec::new(),
             fail_copy: None,
             config,
         }
@@ -349,6 +354,15 @@ impl World {
             }
             Wr::Slot { slot, len } => own.send_slot(slot, len),
         };
+        if self.hostile {
+            self.tap.push((index, bytes.clone()));
+            if self.tap.len() > 64 {
+                self.tap.remove(0);
+            }
+            if self.nodes[1 - n].ends[index].recvs.is_empty() {
+                return self.fence(n, index);
+            }
+        }
         let peer = &mut self.nodes[1 - n];
         let (id, recv) = peer.ends[index].recvs.pop_front().expect("a SEND met no RECV: credit is broken");
         match recv {
@@ -452,22 +466,27 @@ impl World {
         true
     }
 
-    /// Runs until nothing moves any more, re-reading credit pages and telling everything, as a driver does before it sleeps.
+    /// One step or, where there is none, what a driver does before it sleeps: re-read credit, tell everything. `false`: at rest.
+    pub fn turn(&mut self) -> bool {
+        if self.step() {
+            return true;
+        }
+        let mut moved = false;
+        for n in [0, 1] {
+            let node = &mut self.nodes[n];
+            if node.channel.waits_for_credit() {
+                moved |= node.channel.poll_credit(&node.mem);
+            }
+            self.nodes[n].channel.flush();
+            moved |= self.pump(n);
+        }
+        moved
+    }
+
+    /// Runs until nothing moves any more.
     pub fn settle(&mut self) {
         for _ in 0..5_000_000u64 {
-            if self.step() {
-                continue;
-            }
-            let mut moved = false;
-            for n in [0, 1] {
-                let node = &mut self.nodes[n];
-                if node.channel.waits_for_credit() {
-                    moved |= node.channel.poll_credit(&node.mem);
-                }
-                self.nodes[n].channel.flush();
-                moved |= self.pump(n);
-            }
-            if !moved {
+            if !self.turn() {
                 return;
             }
         }
@@ -477,11 +496,23 @@ impl World {
     /// Lets time pass, up to `ms`, from one deadline to the next.
     pub fn pass(&mut self, ms: u64) {
         let until = self.now.plus_ms(ms);
+        let mut stuck = 0;
         loop {
             self.settle();
             let channels = self.nodes.iter().filter_map(|node| node.channel.next_timeout());
             let pools = self.nodes.iter().filter_map(|node| node.pool.next_timeout(self.now));
-            let next = channels.chain(pools).min().unwrap_or(until).max(Nanos(self.now.0 + 1));
+            let next = channels.chain(pools).min().unwrap_or(until);
+            if next <= self.now {
+                stuck += 1;
+                assert!(
+                    stuck < 1000,
+                    "a deadline that has passed stays: {:#?}",
+                    self.nodes[0].channel.stats()
+                );
+            } else {
+                stuck = 0;
+            }
+            let next = next.max(Nanos(self.now.0 + 1));
             if next > until {
                 self.now = until.max(self.now);
                 return self.settle();

@@ -178,15 +178,24 @@ impl Channel {
         }
         self.last_credit_request_in = Some(now);
         let lane = &mut self.lanes[usize::from(lane.0)];
-        lane.last_data = now;
+        (lane.last_data, lane.reclaim_asked) = (now, None);
         lane.raise_target(lane.target.saturating_add(want));
     }
 
-    /// The peer wants RECVs back: as many NOPs as there is credit that nothing else uses.
+    /// The peer wants RECVs back: NOPs burn what nothing else uses, also credit that we have not heard of yet.
     pub(super) fn on_reclaim(&mut self, lane: LaneId, count: u32) {
         self.counters.reclaims_received += 1;
         let lane = &mut self.lanes[usize::from(lane.0)];
-        lane.burn = lane.burn.max(u64::from(count)).min(lane.credit.available());
+        lane.burn = lane.burn.max(count).min(lane.depth);
+    }
+
+    /// A lane with NOPs to send, room and credit.
+    pub(super) fn pick_burner(&mut self, mem: &dyn TwoMemory) -> Option<usize> {
+        (0..self.lanes.len()).find(|&nth| {
+            let lane = &self.lanes[nth];
+            let ready = lane.burn > 0 && lane.ledger.free() > 0;
+            ready && (lane.credit.available() > 0 || self.refresh(FIRST_LANE_WORD + nth, mem))
+        })
     }
 
     pub(super) fn next_lane_timeout(&self) -> Option<Nanos> {

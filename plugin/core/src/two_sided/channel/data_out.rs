@@ -241,10 +241,8 @@ impl Channel {
     }
 
     /// Credit that the peer wants back and nothing else uses.
-    pub(super) fn decide_nop(&mut self, _now: Nanos) -> Option<Step> {
-        let able =
-            |lane: &super::LanePort| lane.burn > 0 && lane.credit.available() > 0 && lane.ledger.free() > 0;
-        let lane = self.lanes.iter().position(able)?;
+    pub(super) fn decide_nop(&mut self, mem: &dyn TwoMemory) -> Option<Step> {
+        let lane = self.pick_burner(mem)?;
         self.encode_data(lane, DataKind::Nop, Block::NONE, false);
         self.work.spans.clear();
         self.counters.nops_sent += 1;

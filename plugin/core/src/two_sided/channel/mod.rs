@@ -218,7 +218,7 @@ impl Channel {
             .or_else(|| self.decide_credit_words(now))
             .or_else(|| self.decide_frame(now, mem))
             .or_else(|| self.decide_data(now, mem))
-            .or_else(|| self.decide_nop(now));
+            .or_else(|| self.decide_nop(mem));
         if step.is_none() {
             self.flush = false;
         }
@@ -400,7 +400,9 @@ impl Channel {
         }
         let waits = self.durable.outbox.len() > 0 || self.durable.inbox.oldest_read().is_some();
         let stall = self.has_outstanding().then(|| self.last_progress.plus_ms(self.setup.limits.stall_ms));
-        let request = self.starved_since.is_some().then_some(self.next_credit_request);
+        // Without credit or room for the frame, time alone changes nothing.
+        let can_ask = self.control.has_room() && self.control.credit.available() > 0;
+        let request = (can_ask && self.starved_since.is_some()).then_some(self.next_credit_request);
         [
             waits.then_some(self.next_wait_check),
             stall,

@@ -92,7 +92,7 @@ pub(super) struct LanePort {
     /// Messages sent; the number of the next.
     pub(super) sent: u64,
     /// NOPs that the peer asked for.
-    pub(super) burn: u64,
+    pub(super) burn: u32,
     pub(super) recv: RecvCredit,
     /// RECVs in order; the oldest is used next.
     pub(super) posted: VecDeque<SlotId>,

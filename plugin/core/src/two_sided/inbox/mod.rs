@@ -1,9 +1,11 @@
 //! The peer's transfers: WRITEs that arrive, READs that are served, and what became of those that ended.
 //!
 //! ```text
-//!      floor                          announced
-//!  released |  open or ended, ≤ depth      |  the peer may not have begun it
+//!      floor                                            announced
+//!  released |  at most `depth` open, the others ended         |  the peer may not have begun it
 //! ```
+//! Credit comes back when a transfer ends, not when it is released, so a long one does not hold up the many short ones behind it;
+//! only the span of numbers is limited as well.
 //! It outlives epochs: a chunk of a transfer that has ended is answered with its status again and never placed, so a resend in a
 //! later epoch cannot overwrite memory that the host has used for something else meanwhile.
 
@@ -15,10 +17,13 @@ use super::chunks::{ChunkMap, ChunkSet, Piece};
 use super::codec::{Block, Direction, Status};
 use crate::ids::Nanos;
 
+/// Numbers from the floor on, as a multiple of the depth: so many transfers may end and be remembered while one is open.
+pub const SPAN: u64 = 64;
+
 /// Sizes and limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLimits {
-    /// Transfers of the peer that are open, or ended and not yet released by it.
+    /// Transfers of the peer that are open. Numbers may run ahead of the lowest one not released by [`SPAN`] times as many.
     pub depth: u32,
     /// Bytes of bookkeeping for them.
     pub state_bytes: usize,
@@ -160,6 +165,8 @@ pub struct Inbox {
     /// What was told in this epoch; what was told before may not have arrived.
     told: u64,
     entries: BTreeMap<u64, Entry>,
+    /// Of the entries, those that ended.
+    ended_entries: u64,
     state_bytes: usize,
     completes: VecDeque<u64>,
     refusals: VecDeque<u64>,
@@ -180,6 +187,7 @@ impl Inbox {
             announced: 1 + u64::from(limits.depth),
             told: limits.depth.into(),
             entries: BTreeMap::new(),
+            ended_entries: 0,
             state_bytes: 0,
             completes: VecDeque::new(),
             refusals: VecDeque::new(),
@@ -193,9 +201,11 @@ impl Inbox {
         self.floor
     }
 
-    /// Transfers ever granted, as the credit word counts them.
+    /// Transfers ever granted, as the credit word counts them. Numbers are drawn in order, so this is also the highest that the peer
+    /// may have begun.
     pub fn granted(&self) -> u64 {
-        self.floor - 1 + u64::from(self.limits.depth)
+        let depth = u64::from(self.limits.depth);
+        self.floor - 1 + (depth + self.ended_entries).min(SPAN * depth)
     }
 
     /// Of those, told to the peer.
@@ -356,8 +366,10 @@ impl Inbox {
     }
 
     fn replace(&mut self, transfer: u64, entry: Entry) {
+        self.ended_entries += u64::from(matches!(entry, Entry::Done(_)));
         self.state_bytes += ENTRY_BYTES + own_bytes(&entry);
         if let Some(before) = self.entries.insert(transfer, entry) {
+            assert!(!matches!(before, Entry::Done(_)), "what has ended stays so");
             self.state_bytes -= ENTRY_BYTES + own_bytes(&before);
         }
     }
@@ -435,6 +447,7 @@ impl Inbox {
         }
         let kept = self.entries.split_off(&below);
         let gone = std::mem::replace(&mut self.entries, kept);
+        self.ended_entries -= gone.values().filter(|entry| matches!(entry, Entry::Done(_))).count() as u64;
         self.state_bytes -= gone.values().map(|entry| ENTRY_BYTES + own_bytes(entry)).sum::<usize>();
         self.ended.extend(
             gone.iter().filter(|(_, entry)| matches!(entry, Entry::Write(_))).map(|(id, _)| (*id, false)),
