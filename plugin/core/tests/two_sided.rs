@@ -550,3 +550,26 @@ fn a_resend_in_a_later_epoch_does_not_overwrite_memory_that_the_host_used_again(
     }
     world.audit();
 }
+
+#[test]
+fn who_waits_behind_others_that_get_on_is_not_late() {
+    let mut config = Config::default();
+    (config.limits.wait_ms, config.limits.request_depth, config.limits.stall_ms) = (200, 1, 1 << 40);
+    let mut world = World::new(config, 56);
+    for token in 0..10 {
+        write(&mut world, token, 1000 + token as usize * 30_000, 25_000, None);
+    }
+    // Slow, but never still for long.
+    while world.nodes[0].done.len() < 10 {
+        world.turn();
+        world.now.0 += 500_000;
+        for n in [0, 1] {
+            let node = &mut world.nodes[n];
+            node.channel.on_timeout(world.now, &node.pool);
+            world.pump(n);
+        }
+    }
+    for token in 0..10 {
+        assert_moved(&world, token, 1000 + token as usize * 30_000, 25_000);
+    }
+}

@@ -359,6 +359,13 @@ impl NotesIn {
         Vec::new()
     }
 
+    /// Transfers below were released: nothing waits for them any more.
+    pub(super) fn release(&mut self, below: u64) {
+        while let Some((&transfer, _)) = self.held.first_key_value().filter(|(id, _)| **id < below) {
+            self.ended(transfer, false);
+        }
+    }
+
     pub(super) fn delivered(&mut self, len: usize) {
         self.unpopped_bytes += len as u64 + NOTE_OVERHEAD;
     }

@@ -83,7 +83,7 @@ impl Channel {
                 self.on_credit_request(now, lane, want);
             }
             Frame::DataAck { released_below, acks } => {
-                self.durable.inbox.release(released_below)?;
+                self.on_release(released_below)?;
                 acks.iter().try_for_each(|ack| self.on_ack(now, ack))?;
             }
             Frame::SessionOpen { .. } => self.on_open(&frame)?,
@@ -155,7 +155,14 @@ impl Channel {
         if let Some(&(what, got, agreed)) = agreed.iter().find(|(_, got, agreed)| got != agreed) {
             return Err(TwoViolation::Parameters { what, got: got.into(), agreed: agreed.into() });
         }
-        self.durable.inbox.release(released_below)?;
+        self.on_release(released_below)
+    }
+
+    fn on_release(&mut self, below: u64) -> Result<(), TwoViolation> {
+        self.durable.inbox.release(below)?;
+        // Those that had ended well were delivered with their end.
+        self.after_arrival();
+        self.durable.notes_in.release(below);
         Ok(())
     }
 

@@ -88,7 +88,7 @@ impl Channel {
         serving.in_flight += 1;
         serving.since = now;
         let flows = vec![Flow::Serve(transfer)];
-        let step = self.post_data(lane, DataKind::ReadResp, block, flows, send_slot);
+        let step = self.post_data(now, lane, DataKind::ReadResp, block, flows, send_slot);
         self.durable.outbox.spent(Next::Ring(Flow::Serve(transfer)), block.len.into());
         Some(Some(step))
     }
@@ -189,7 +189,7 @@ impl Channel {
             (DataKind::Write, block)
         };
         let whole: Vec<u32> = flows.iter().filter_map(|flow| sent_by(&self.durable.outbox, *flow)).collect();
-        let step = self.post_data(lane, kind, block, flows, send_slot);
+        let step = self.post_data(now, lane, kind, block, flows, send_slot);
         for at in whole {
             let id = self.durable.outbox.get(at).id;
             self.queue_note(at, id);
@@ -209,6 +209,7 @@ impl Channel {
 
     fn post_data(
         &mut self,
+        now: Nanos,
         lane: usize,
         kind: DataKind,
         block: Block,
@@ -218,6 +219,7 @@ impl Channel {
         let data_crc = self.setup.data_crc;
         self.encode_data(lane, kind, block, data_crc);
         let bytes = u64::from(block.len);
+        self.last_sent = now;
         self.counters.messages_sent += 1;
         self.counters.messages_gathered += u64::from(send_slot.is_none());
         self.counters.bytes_sent += bytes;

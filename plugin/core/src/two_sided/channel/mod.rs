@@ -101,6 +101,8 @@ pub struct Channel {
     last_credit_request_in: Option<Nanos>,
     notes_turn: bool,
     next_wait_check: Nanos,
+    /// When data last went out.
+    last_sent: Nanos,
     last_progress: Nanos,
     events: VecDeque<TwoEvent>,
     ended: Option<TwoEnd>,
@@ -163,6 +165,7 @@ impl Channel {
             last_credit_request_in: None,
             notes_turn: false,
             next_wait_check: now.plus_ms(limits.wait_ms / 8),
+            last_sent: now,
             last_progress: now,
             events: VecDeque::new(),
             ended: None,
@@ -248,7 +251,7 @@ impl Channel {
                     None => self.on_control(now, done, mem),
                 };
                 match outcome {
-                    Ok(()) => self.after_arrival(now),
+                    Ok(()) => self.after_arrival(),
                     Err(TwoEnd::Violation(violation)) => self.violate(violation),
                     Err(other) => self.end(other),
                 }
@@ -261,7 +264,7 @@ impl Channel {
     }
 
     /// WRITEs of the peer have ended: what waited for them is delivered or dropped.
-    fn after_arrival(&mut self, _now: Nanos) {
+    fn after_arrival(&mut self) {
         for (transfer, well) in std::mem::take(&mut self.durable.inbox.ended) {
             for message in self.durable.notes_in.ended(transfer, well) {
                 self.deliver(message);
@@ -351,7 +354,7 @@ impl Channel {
         match ticket.direction {
             Direction::Write => {
                 self.durable.inbox.placed(ticket.transfer, ticket.chunk, outcome);
-                self.after_arrival(now);
+                self.after_arrival();
             }
             Direction::Read => self.on_read_placed(now, ticket, outcome),
         }

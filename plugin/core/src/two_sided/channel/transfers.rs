@@ -214,13 +214,10 @@ impl Channel {
     /// Fails what nothing happened to for too long, and says why.
     pub(super) fn check_waits(&mut self, now: Nanos) {
         let limit_ms = self.setup.limits.wait_ms;
-        let late: Vec<(u32, u64)> = self
-            .durable
-            .outbox
-            .live()
-            .filter(|(_, out)| now.since(out.since) >= limit_ms * 1_000_000)
-            .map(|(at, out)| (at, now.since(out.since) / 1_000_000))
-            .collect();
+        // Who waits for its turn behind others is not late as long as they get on.
+        let since = |out: &Out| if out.id == 0 { out.since.max(self.last_sent) } else { out.since };
+        let live = self.durable.outbox.live().map(|(at, out)| (at, now.since(since(out)) / 1_000_000));
+        let late: Vec<(u32, u64)> = live.filter(|(_, waited_ms)| *waited_ms >= limit_ms).collect();
         for (at, waited_ms) in late {
             let out = self.durable.outbox.get(at);
             if out.failure.is_some() {
