@@ -6,6 +6,7 @@ use baton_core::two_sided::chunks::Piece;
 use baton_core::two_sided::codec::{Direction, Status};
 use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::report::*;
+use baton_core::two_sided::setup::TwoLimits;
 use two_toy::*;
 
 fn write(world: &mut World, token: u64, at: usize, len: usize, message: Option<&[u8]>) {
@@ -572,4 +573,22 @@ fn who_waits_behind_others_that_get_on_is_not_late() {
     for token in 0..10 {
         assert_moved(&world, token, 1000 + token as usize * 30_000, 25_000);
     }
+}
+
+#[test]
+fn blocks_of_4_kib_go_fifteen_to_a_slot_of_64_kib() {
+    let mut config = Config { slot: 64 << 10, rq: 16, first_recvs: 16, max_sge: 30, ..Config::default() };
+    config.limits = TwoLimits::default();
+    (config.pool.slot_bytes, config.pool.slab_slots, config.pool.base_slabs) = (64 << 10, 16, 3);
+    let mut world = World::new(config, 57);
+    let spans: Vec<(usize, usize, usize)> = (0..128).map(|n| (n * 4096, n * 8000, 4096)).collect();
+    world.nodes[0].mem.set_data(0, &pattern(1, 128 * 4096));
+    world.submit(0, 1, Direction::Write, &spans, None);
+    world.settle();
+    assert_eq!(world.result_of(0, 1), Some(&Ok(())));
+    for (local, remote, len) in spans {
+        assert_eq!(world.nodes[1].mem.data(remote, len), world.nodes[0].mem.data(local, len));
+    }
+    assert_eq!((counters(&world, 0).messages_sent, counters(&world, 0).blocks_packed), (9, 128));
+    world.audit();
 }
