@@ -43,6 +43,15 @@ fn the_settings_of_verbs_are_known_whether_it_is_built_in_or_not() {
     assert!(refusal("ib_timeouts", "1").contains("ib_timeout, ib_retry"));
 }
 
+#[test]
+fn a_length_at_which_nothing_sensible_could_be_cut_is_refused_with_the_limits() {
+    assert_eq!(with(&[("chunk_bytes", "65536")]).map(|settings| settings.chunk_bytes).ok(), Some(65_536));
+    for value in ["0", "4095", "4194305", "64k", "-1", "", "99999999999999999999"] {
+        let text = refusal("chunk_bytes", value);
+        assert!(text.contains(value) && text.contains("from 4096 to 4194304"), "{text}");
+    }
+}
+
 #[cfg(feature = "verbs")]
 #[test]
 fn a_value_that_verbs_does_not_take_is_refused_with_its_limits() {
