@@ -12,6 +12,7 @@ mod artifacts;
 mod bench;
 mod bench_peers;
 mod bench_verbs;
+mod counts;
 mod demo;
 mod elf;
 mod guest;
@@ -59,6 +60,12 @@ enum Command {
         #[command(subcommand)]
         which: BenchWhich,
     },
+    /// Counts the instructions that the steps of a transfer take, and compares them with the committed ones (±2 %).
+    Counts {
+        /// Writes what was counted instead.
+        #[arg(long)]
+        update: bool,
+    },
     /// Writes bindings/c/include/baton.h from the Rust definitions.
     Header {
         /// Only compares; fails when the committed file is not what would be written.
@@ -93,6 +100,7 @@ fn dispatch(command: Command) -> Outcome<()> {
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
         Command::Bench { which: BenchWhich::Peers(options) } => bench_peers::bench(&options),
         Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
+        Command::Counts { update } => counts::counts(update),
         Command::Header { check } => header::header(check),
         Command::Vm(options) => vm::run(&options),
         Command::Tidy => tidy::run(),

@@ -42,6 +42,8 @@ const GUEST: [Need; 6] = [
 const PERFTEST: Need =
     Need { package: "perftest", present: || on_path("ib_write_bw") && on_path("ib_read_bw") };
 
+const VALGRIND: Need = Need { package: "valgrind", present: || on_path("valgrind") };
+
 /// Mooncake's wheel without CUDA, to compare with.
 const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
@@ -185,6 +187,11 @@ pub fn wheel(version: &str) -> Outcome<PathBuf> {
     }
     std::fs::rename(&fresh, &dir).map_err(|error| format!("cannot rename to {}: {error}", dir.display()))?;
     Ok(dir)
+}
+
+/// What counts instructions.
+pub fn valgrind() -> Outcome<()> {
+    ensure(&[VALGRIND])
 }
 
 /// The benchmark to compare RDMA with.

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::run::{Outcome, cargo, minutes, probe, root, run, say, target_dir};
-use crate::{artifacts, elf, guest, header, nixl_sys, tidy, wheel};
+use crate::{artifacts, counts, elf, guest, header, nixl_sys, tidy, wheel};
 
 struct Step {
     name: &'static str,
@@ -18,6 +18,7 @@ const STEPS: &[Step] = &[
     Step { name: "header", run: |_| header::header(true) },
     Step { name: "licences", run: |_| licences() },
     Step { name: "unit tests", run: |_| unit_tests() },
+    Step { name: "counts", run: |_| counts::counts(false) },
     Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
     Step { name: "wheels", run: |long| wheel::scenarios(&artifacts::plugin_dir()?, long) },
     Step { name: "guest", run: guest::checks },

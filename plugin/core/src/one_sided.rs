@@ -113,13 +113,14 @@ impl Session {
 
     /// A slice of the transfer whose turn it is, on the first lane that can take one.
     pub(crate) fn decide_data(&mut self, _now: Nanos, mem: &dyn SessionMemory) -> Option<PostStep> {
-        for turn in 0..self.lanes.len() {
+        let lanes = self.lanes.len();
+        // Starting behind the lane served last, so that none starves when bytes are the limit.
+        let first = if self.next_lane < lanes { self.next_lane } else { 0 };
+        for lane in (first..lanes).chain(0..first) {
             // A look at the credit page may have ended the epoch.
             if self.ended.is_some() {
                 return None;
             }
-            // Starting behind the lane served last, so that none starves when bytes are the limit.
-            let lane = (self.next_lane + turn) % self.lanes.len();
             if let Some(&xfer) = self.lanes[lane].turns.front()
                 && let Some(step) = self.take_turn(lane, xfer, mem)
             {

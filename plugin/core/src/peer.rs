@@ -235,12 +235,23 @@ impl Session {
         if let Some(step) = self.decide_credit(mem) {
             return Some(step);
         }
+        if self.has_nothing_to_post() {
+            return None;
+        }
         let post = self
             .decide_note(mem)
             .or_else(|| self.decide_tails(mem))
             .or_else(|| self.decide_data(now, mem))
             .or_else(|| self.decide_leftovers());
         post.map(Step::Post)
+    }
+
+    /// The common case after a completion: no transfer, tail, notification or credit word waits.
+    fn has_nothing_to_post(&self) -> bool {
+        !self.credit_out.check
+            && self.tails.is_empty()
+            && self.outbox.waiting() == 0
+            && self.lanes.iter().all(|lane| lane.turns.is_empty())
     }
 
     /// Takes room for a decided batch and turns it into an action. That there is room was part of the decision.

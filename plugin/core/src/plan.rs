@@ -188,28 +188,33 @@ enum Arranged {
 }
 
 fn arrange(op: Op, pairs: &[Pair]) -> Arranged {
-    let by_remote: fn(&Pair) -> (u32, u64) = |pair| (pair.remote, pair.remote_addr);
-    let by_local: fn(&Pair) -> (u32, u64) = |pair| (pair.local, pair.local_addr);
-    let ascending = |key: fn(&Pair) -> (u32, u64)| {
-        pairs.windows(2).all(|w| {
-            let ((ra, aa), (rb, ab)) = (key(&w[0]), key(&w[1]));
-            ra < rb || (ra == rb && aa + w[0].len_bytes <= ab)
-        })
-    };
-    let sort = |key: fn(&Pair) -> (u32, u64)| order::ascending(pairs.len(), |at| key(&pairs[at]));
-    if op == Op::Read && !ascending(by_local) && overlaps(pairs, &sort(by_local), op) {
+    let by_remote = |pair: &Pair| (pair.remote, pair.remote_addr);
+    let by_local = |pair: &Pair| (pair.local, pair.local_addr);
+    if op == Op::Read && !ascends(pairs, by_local) && overlaps(pairs, &sort(pairs, by_local), op) {
         return Arranged::Overlapping;
     }
-    if ascending(by_remote) {
+    if ascends(pairs, by_remote) {
         return Arranged::AsListed;
     }
     // Sources may overlap or repeat; the order of equal ones stays the host's.
-    let order = sort(by_remote);
+    let order = sort(pairs, by_remote);
     if op == Op::Write && overlaps(pairs, &order, op) {
         Arranged::Overlapping
     } else {
         Arranged::Sorted(order)
     }
+}
+
+/// Whether every pair lies behind the one before it.
+fn ascends(pairs: &[Pair], key: impl Fn(&Pair) -> (u32, u64)) -> bool {
+    pairs.windows(2).all(|w| {
+        let ((ra, aa), (rb, ab)) = (key(&w[0]), key(&w[1]));
+        ra < rb || (ra == rb && aa + w[0].len_bytes <= ab)
+    })
+}
+
+fn sort(pairs: &[Pair], key: impl Fn(&Pair) -> (u32, u64)) -> order::Order {
+    order::ascending(pairs.len(), |at| key(&pairs[at]))
 }
 
 /// Whether destinations overlap; `order` is theirs.

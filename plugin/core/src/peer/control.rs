@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use baton_fabric::ExtraOp;
 
 use super::port::Cargo;
-use super::{Event, ExtraStep, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure};
+use super::{
+    Event, ExtraStep, Port, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure,
+};
 use crate::credit::{CreditWord, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
 use crate::notify::{
@@ -371,7 +373,7 @@ impl Session {
         if let Some(step) = self.decide_recv() {
             return Some(step);
         }
-        if self.first_due(0).is_none() {
+        if self.first_due().is_none() {
             self.credit_out.check = false;
             self.credit_out.flush = false;
             return None;
@@ -401,34 +403,45 @@ impl Session {
         if word < 2 { RingId::Control } else { RingId::Lane(LaneId((word / 2 - 1) as u8)) }
     }
 
-    /// Whether a word may be told at all, and whether it should be.
-    fn word_due(&self, word: usize) -> (bool, bool) {
-        let port = self.port(Self::ring_of_word(word));
-        let (unannounced, threshold) = if word.is_multiple_of(2) {
+    /// Whether a word may be told at all, and whether it should be. `withheld`: credit is held back from the peer.
+    fn word_due(&self, port: &Port, which: usize, withheld: bool) -> (bool, bool) {
+        let (unannounced, threshold) = if which == 0 {
             (port.recv_in.unannounced(), port.recv_threshold())
         } else {
             (port.bytes_in.unannounced(), port.bytes_threshold())
         };
+        if unannounced == 0 {
+            return (false, false);
+        }
         // With immediates RECVs of the control endpoint are never withheld: frames need them too, and ring bytes hold records back.
-        let always = word == 0 && self.setup.notify == NotifyMode::Immediate;
-        let may = unannounced > 0 && (always || !self.withholds());
+        let always = which == 0
+            && matches!(port.ring_id, RingId::Control)
+            && self.setup.notify == NotifyMode::Immediate;
+        let may = always || !withheld;
         (may, may && (self.credit_out.flush || unannounced >= threshold))
     }
 
-    fn first_due(&self, from: usize) -> Option<usize> {
-        (from..self.page.words()).find(|&word| self.word_due(word).1)
+    fn first_due(&self) -> Option<usize> {
+        let withheld = self.withholds();
+        [&self.control].into_iter().chain(&self.lanes).enumerate().find_map(|(nth, port)| {
+            (0..2).find(|which| self.word_due(port, *which, withheld).1).map(|which| 2 * nth + which)
+        })
+    }
+
+    fn may_tell(&self, word: usize) -> bool {
+        self.word_due(self.port(Self::ring_of_word(word)), word % 2, self.withholds()).0
     }
 
     /// One WRITE from the first word that is due to the last one in reach; what lies between goes along.
     fn credit_words(&mut self, mem: &dyn SessionMemory) -> PostStep {
-        let first = self.first_due(0).expect("checked by the caller");
+        let first = self.first_due().expect("checked by the caller");
         let inline_words = self.setup.caps.inline_bytes as usize / WORD_BYTES;
         let reach = if inline_words > 0 { inline_words } else { CREDIT_SLOT_BYTES as usize / WORD_BYTES };
         let end = (first + reach).min(self.page.words());
-        let last = (first..end).rev().find(|&word| self.word_due(word).0).unwrap_or(first);
+        let last = (first..end).rev().find(|&word| self.may_tell(word)).unwrap_or(first);
         self.scratch.clear();
         for word in first..=last {
-            let may = self.word_due(word).0;
+            let may = self.may_tell(word);
             let epoch = self.setup.epoch;
             let port = self.port_mut(Self::ring_of_word(word));
             let credit = if word.is_multiple_of(2) { &mut port.recv_in } else { &mut port.bytes_in };
@@ -470,7 +483,7 @@ impl Session {
         if self.ended.is_some() {
             return None;
         }
-        let waits = |session: &Session, port: &super::Port| match port.ring_id {
+        let waits = |session: &Session, port: &Port| match port.ring_id {
             RingId::Control => {
                 session.first_waiting_bytes().is_some_and(|bytes| !session.has_room_for_note(bytes))
                     || session.credit_out.check && session.credit_out.in_flight >= session.credit_out.entries

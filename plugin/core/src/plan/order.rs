@@ -50,14 +50,15 @@ impl Order {
 
 /// Sorts `count` descriptors, whose (region, address) `key` tells.
 pub(super) fn ascending(count: usize, key: impl Fn(usize) -> (u32, u64)) -> Order {
-    let (mut low, mut high) = ((u32::MAX, u64::MAX), (0, 0));
+    let first = if count > 0 { key(0).1 } else { 0 };
+    let (mut low, mut high, mut differ) = ((u32::MAX, u64::MAX), (0, 0), 0);
     for position in 0..count {
         let (region, addr) = key(position);
         low = (low.0.min(region), low.1.min(addr));
         high = (high.0.max(region), high.1.max(addr));
+        differ |= addr ^ first;
     }
-    let used = (0..count).fold(0, |used, position| used | (key(position).1 - low.1));
-    let shift = used.trailing_zeros().min(u64::BITS - 1);
+    let shift = differ.trailing_zeros().min(u64::BITS - 1);
     let addr_bits = (u64::BITS - (high.1.saturating_sub(low.1) >> shift).leading_zeros()).max(1);
     let region_bits = u32::BITS - high.0.saturating_sub(low.0).leading_zeros();
     let position_bits = usize::BITS - count.leading_zeros();
