@@ -84,6 +84,7 @@ fn trouble(seed: u64) {
     let reused = world.prepare(Op::Write, &[(0, 0, 512), (1024, 1024, 512)]);
     let mut submitted = HashSet::new();
     let mut token = 0u64;
+    let long = vec![0; world.nodes[0].session.message_limit() + 1];
     for _ in 0..40 {
         for _ in 0..rng.below(6) {
             token += 1;
@@ -100,7 +101,6 @@ fn trouble(seed: u64) {
             if rng.below(12) == 0 {
                 world.nodes[0].refuse_after = Some(rng.below(3) as usize);
             }
-            let long = vec![0; 100_000];
             let (session, now) = (&mut world.nodes[0].session, world.now);
             if let Err(refused) = session.submit(now, u64::MAX, work.clone(), Some(&long)) {
                 assert!(matches!(refused, SubmitError::MessageTooLong { .. } | SubmitError::Ended));
