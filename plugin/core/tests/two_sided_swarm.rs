@@ -1,5 +1,5 @@
 //! Many random worlds: every job of its own bytes, every byte and the sentinels around compared, credit audited at the end.
-//! `BATON_TEST_SEED` repeats one.
+//! `BATON_TEST_SEED` repeats one, `BATON_TEST_SEEDS` runs more of them, `BATON_TEST_FIRST` others.
 
 mod two_toy;
 
@@ -258,7 +258,11 @@ fn verify(world: &mut World, jobs: &[Job], notes: &[Vec<Vec<u8>>; 2]) {
 fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("BATON_TEST_SEED") {
         Ok(seed) => vec![seed.parse().expect("BATON_TEST_SEED is a number")],
-        Err(_) => (0..count).collect(),
+        Err(_) => {
+            let first = std::env::var("BATON_TEST_FIRST").map_or(0, |n| n.parse().expect("a number"));
+            let count = std::env::var("BATON_TEST_SEEDS").map_or(count, |n| n.parse().expect("a number"));
+            (first..first + count).collect()
+        }
     }
 }
 

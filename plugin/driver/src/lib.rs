@@ -34,6 +34,7 @@ mod spin;
 mod stats;
 mod threads;
 mod transfer;
+pub mod two_sided;
 mod work;
 
 pub use baton_core::notify::{NotifyMode, Tell};

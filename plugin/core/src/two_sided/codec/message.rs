@@ -256,8 +256,13 @@ pub fn encode_message(
 /// Adds data, in order, to the checksum of an encoded message that was made with [`DataHeader::data_crc`].
 pub fn append_data_crc(prefix: &mut [u8], data: &[u8]) {
     let crc = u32::from_le_bytes(prefix[CRC_AT..CRC_AT + 4].try_into().expect("four bytes"));
-    let crc = crc32c::crc32c_append(crc, data);
+    let crc = extend_crc(crc, data);
     prefix[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// CRC-32C of more bytes, continued from `crc`.
+pub fn extend_crc(crc: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc, bytes)
 }
 
 impl DataHeader {

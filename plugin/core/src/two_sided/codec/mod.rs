@@ -12,7 +12,7 @@ mod tests;
 pub use frame::{CONTROL_HEADER_BYTES, Frame, FrameError, FrameHeader, Kind, decode_frame, encode_frame};
 pub use message::{
     Block, DATA_HEADER_BYTES, DataHeader, DataKind, MessageError, PACK_BLOCK_BYTES, append_data_crc,
-    check_crc, decode_blocks, encode_message, pack_prefix_bytes,
+    check_crc, decode_blocks, encode_message, extend_crc, pack_prefix_bytes,
 };
 pub use payload::{
     Ack, Direction, Lists, MAX_ACKS, MAX_READ_PIECES, PayloadError, ReadPiece, Status, notify_bytes,

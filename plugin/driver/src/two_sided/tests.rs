@@ -1,0 +1,318 @@
+//! Two executors over the TCP fabric: real memory, real slots, every byte compared.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_core::two_sided::channel::Durable;
+use baton_core::two_sided::chunks::Piece;
+use baton_core::two_sided::codec::{Direction, Status};
+use baton_core::two_sided::notes::Resolve;
+use baton_core::two_sided::pool::{Holder, PeerKey, PoolConfig};
+use baton_core::two_sided::report::{TwoEvent, XferFailure};
+use baton_core::two_sided::setup::{TwoLane, TwoLimits, TwoSetup};
+use baton_core::{Epoch, LaneId, Nanos, RegionId, SessionId};
+use baton_fabric::{Completion, EndpointConfig, EndpointId, Fabric};
+use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const REGION: RegionId = RegionId(0xDA7A);
+const BYTES: usize = 24 << 20;
+const CONTROL: (u32, u32) = (64, 64);
+const LANES: usize = 2;
+const DEPTH: u32 = 32;
+const SLOT: u32 = 64 * 1024;
+const SEND_SLOTS: u32 = 8;
+const PEER: PeerKey = PeerKey(1);
+
+/// Unregistered memory of a host.
+struct Data {
+    base: u64,
+    withdrawn: AtomicBool,
+}
+
+impl Data {
+    fn new() -> Arc<Data> {
+        let bytes: &'static mut [u8] = vec![0u8; BYTES].leak();
+        Arc::new(Data {
+            base: bytes.as_mut_ptr().expose_provenance() as u64,
+            withdrawn: AtomicBool::new(false),
+        })
+    }
+
+    fn at(&self, at: usize, len: usize) -> &'static mut [u8] {
+        assert!(at + len <= BYTES);
+        // SAFETY: leaked memory in bounds; the test looks at ranges only while no transfer uses them.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                std::ptr::with_exposed_provenance_mut(self.base as usize + at),
+                len,
+            )
+        }
+    }
+}
+
+impl Regions for Data {
+    fn find(&self, region: RegionId, offset: u64, len: u64, _: Direction) -> Result<u64, Status> {
+        if region != REGION {
+            return Err(Status::NoRegion);
+        }
+        if self.withdrawn.load(Ordering::Acquire) {
+            return Err(Status::StaleRegion);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= BYTES as u64 => Ok(self.base + offset),
+            _ => Err(Status::Range),
+        }
+    }
+}
+
+struct Side {
+    fabric: Arc<TcpFabric>,
+    exec: Executor,
+    bounce: SharedBounce,
+    data: Arc<Data>,
+    done: Vec<(u64, Result<(), XferFailure>)>,
+    notes: Vec<u64>,
+    delivered: Vec<Vec<u8>>,
+}
+
+struct Pair {
+    sides: [Side; 2],
+    start: Instant,
+}
+
+fn fabric() -> Arc<TcpFabric> {
+    let listen = Some("127.0.0.1".parse().unwrap());
+    TcpFabric::new(TcpConfig { listen, user_timeout: PATIENCE, ..TcpConfig::default() }).unwrap()
+}
+
+/// Endpoints of one side with their RECVs posted, and what the other side needs of it.
+struct Prepared {
+    fabric: Arc<TcpFabric>,
+    bounce: SharedBounce,
+    area: ChannelArea,
+    endpoints: Vec<(EndpointId, serde_json::Value)>,
+    posted: Vec<Vec<baton_core::two_sided::pool::SlotId>>,
+}
+
+fn prepare(active: bool) -> Prepared {
+    let fabric = fabric();
+    let seam: Arc<dyn Fabric> = Arc::clone(&fabric) as Arc<dyn Fabric>;
+    let pool = PoolConfig { slot_bytes: SLOT, ..PoolConfig::default() };
+    let bounce = Bounce::new(Arc::clone(&seam), pool, Nanos(0));
+    let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH), (SEND_SLOTS, SLOT)).unwrap();
+    let config = |control, (sq_depth, rq_depth)| EndpointConfig { sq_depth, rq_depth, active, control };
+    let mut endpoints = vec![seam.create_endpoint(&config(true, CONTROL)).unwrap()];
+    let recvs: Vec<_> = (0..u64::from(CONTROL.1)).map(|n| area.control_recv(0, n).unwrap()).collect();
+    seam.post_recv(endpoints[0].0, &recvs).unwrap();
+    bounce.lock().pool.join(PEER);
+    let mut posted = Vec::new();
+    for lane in 0..LANES {
+        let made = seam.create_endpoint(&config(false, (DEPTH, DEPTH))).unwrap();
+        let mut bounce = bounce.lock();
+        let slot = bounce.pool.lend(Holder { peer: PEER, lane: LaneId(lane as u8) }).unwrap();
+        seam.post_recv(made.0, &[bounce.recv(slot, 0, 0).unwrap()]).unwrap();
+        posted.push(vec![slot]);
+        endpoints.push(made);
+    }
+    Prepared { fabric, bounce, area, endpoints, posted }
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let prepared = [prepare(true), prepare(false)];
+        let deadline = Instant::now() + PATIENCE;
+        std::thread::scope(|scope| {
+            for n in [0, 1] {
+                let (own, other) = (&prepared[n], &prepared[1 - n]);
+                scope.spawn(move || {
+                    for (mine, theirs) in own.endpoints.iter().zip(&other.endpoints) {
+                        own.fabric.connect_endpoint(mine.0, &theirs.1, deadline).unwrap();
+                    }
+                });
+            }
+        });
+        let pages: Vec<(u64, u64)> = prepared.iter().map(|side| side.area.credit_page(0).unwrap()).collect();
+        let mut n = 0;
+        let sides = prepared.map(|side| {
+            n += 1;
+            let data = Data::new();
+            let lane = |nth: usize| TwoLane {
+                endpoint: side.endpoints[nth + 1].0,
+                sq_depth: DEPTH,
+                rq_depth: DEPTH,
+                posted: side.posted[nth].clone(),
+                peer_posted: 1,
+            };
+            let setup = TwoSetup {
+                peer: PEER,
+                session: SessionId(5),
+                epoch: Epoch(1),
+                control: side.endpoints[0].0,
+                control_sq_depth: CONTROL.0,
+                control_rq_depth: CONTROL.1,
+                lanes: (0..LANES).map(lane).collect(),
+                slot_bytes: SLOT,
+                peer_credit_addr: pages[2 - n].0,
+                peer_credit_key: pages[2 - n].1,
+                send_slots: SEND_SLOTS,
+                max_sge: 1,
+                data_crc: n == 1,
+                limits: TwoLimits::default(),
+            };
+            let durable = Durable::new(setup.limits);
+            let seam: Arc<dyn Fabric> = Arc::clone(&side.fabric) as Arc<dyn Fabric>;
+            let regions = Arc::clone(&data) as Arc<dyn Regions>;
+            let exec =
+                Executor::new(seam, Arc::clone(&side.bounce), side.area, regions, setup, durable, Nanos(0));
+            let (done, notes, delivered) = (Vec::new(), Vec::new(), Vec::new());
+            Side { fabric: side.fabric, exec, bounce: side.bounce, data, done, notes, delivered }
+        });
+        Pair { sides, start: Instant::now() }
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.start.elapsed().as_nanos() as u64)
+    }
+
+    /// Works on both sides until the condition holds.
+    fn until(&mut self, what: &str, holds: impl Fn(&[Side; 2]) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(&self.sides) {
+            assert!(Instant::now() < deadline, "{what}: {:#?}", self.sides[0].exec.channel.stats());
+            let now = self.now();
+            self.sides.iter_mut().for_each(|side| side.turn(now));
+        }
+    }
+
+    fn submit(
+        &mut self,
+        n: usize,
+        token: u64,
+        direction: Direction,
+        spans: &[(usize, usize, usize)],
+        message: &[u8],
+    ) {
+        let (now, side) = (self.now(), &mut self.sides[n]);
+        let base = side.data.base;
+        let pieces: Vec<Piece> = spans
+            .iter()
+            .map(|&(here, there, len)| Piece {
+                local: base + here as u64,
+                region: REGION,
+                offset: there as u64,
+                len: len as u64,
+            })
+            .collect();
+        side.exec.channel.submit(now, token, direction, pieces.into(), Some(message)).unwrap();
+    }
+}
+
+impl Side {
+    fn turn(&mut self, now: Nanos) {
+        self.fabric.serve(1 << 20);
+        let mut polled = [Completion::EMPTY; 32];
+        let n = self.fabric.poll(&mut polled);
+        polled[..n].iter().for_each(|done| self.exec.on_completion(now, done));
+        if n == 0 {
+            self.exec.poll_credit();
+            self.exec.channel.flush();
+        }
+        self.exec.on_timeout(now);
+        self.exec.drive(now);
+        Bounce::serve(&self.bounce, now);
+        if self.bounce.lock().pool.next_hungry().is_some() {
+            self.exec.channel.on_pool_changed();
+        }
+        while let Some(event) = self.exec.channel.next_event() {
+            match event {
+                TwoEvent::XferDone { token, result } => self.done.push((token, result)),
+                TwoEvent::NoteDone { token, sent } => {
+                    assert!(sent);
+                    self.notes.push(token);
+                }
+                TwoEvent::Delivered { message } => {
+                    self.exec.channel.on_popped(message.len());
+                    self.delivered.push(message);
+                }
+                TwoEvent::EndEpoch { reason } => panic!("the epoch ended: {reason}"),
+            }
+        }
+    }
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(next).collect()
+}
+
+#[test]
+fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte_over_tcp() {
+    let mut pair = Pair::new();
+    let (len, at) = (5 << 20, 4096);
+    pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
+    pair.submit(0, 1, Direction::Write, &[(at, at + 64, len)], b"written");
+    let blocks: Vec<(usize, usize, usize)> =
+        (0..128).map(|n| ((6 << 20) + n * 4096, (8 << 20) + n * 8192, 4096)).collect();
+    pair.sides[0].data.at(6 << 20, 128 * 4096).copy_from_slice(&pattern(2, 128 * 4096));
+    pair.submit(0, 2, Direction::Write, &blocks, b"packed");
+    pair.sides[1].data.at(12 << 20, len).copy_from_slice(&pattern(3, len));
+    pair.submit(0, 3, Direction::Read, &[(12 << 20, 12 << 20, len)], b"read");
+    pair.sides[1].data.at(18 << 20, len).copy_from_slice(&pattern(4, len));
+    pair.submit(1, 4, Direction::Write, &[(18 << 20, 18 << 20, len)], b"and back");
+    pair.until("all four end", |sides| sides[0].done.len() == 3 && sides[1].done.len() == 1);
+    for side in &pair.sides {
+        assert!(side.done.iter().all(|(_, result)| result.is_ok()), "{:?}", side.done);
+    }
+    pair.until("messages", |sides| sides[1].delivered.len() == 3 && sides[0].delivered.len() == 1);
+    let [a, b] = &pair.sides;
+    assert_eq!(b.data.at(at + 64, len), pattern(1, len));
+    assert!(b.data.at(0, at + 64).iter().chain(b.data.at(at + 64 + len, 64).iter()).all(|byte| *byte == 0));
+    let packed = pattern(2, 128 * 4096);
+    for (n, &(_, there, len)) in blocks.iter().enumerate() {
+        assert_eq!(b.data.at(there, len), &packed[n * 4096..][..len]);
+        assert!(b.data.at(there + len, 4096).iter().all(|byte| *byte == 0), "between the blocks");
+    }
+    assert_eq!(a.data.at(12 << 20, len), pattern(3, len));
+    assert_eq!(a.data.at(18 << 20, len), pattern(4, len));
+    let counters = a.exec.channel.counters();
+    assert!(counters.blocks_packed == 128 && counters.nops_sent == 0, "{counters:?}");
+}
+
+#[test]
+fn notifications_of_any_length_arrive_in_order_over_tcp() {
+    let mut pair = Pair::new();
+    let messages: Vec<Vec<u8>> = (0..300).map(|n| pattern(n, (n as usize * 97) % 20_000)).collect();
+    for (token, message) in (0..).zip(&messages) {
+        let resolve = if token % 2 == 0 { Resolve::Sent } else { Resolve::Taken };
+        pair.sides[0].exec.channel.notify(token, message, resolve, Nanos(u64::MAX)).unwrap();
+    }
+    pair.until("all are resolved", |sides| sides[0].notes.len() == 300 && sides[1].delivered.len() == 300);
+    assert_eq!(pair.sides[1].delivered, messages);
+}
+
+#[test]
+fn a_refusal_over_tcp_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load() {
+    let mut pair = Pair::new();
+    pair.sides[1].data.withdrawn.store(true, Ordering::Release);
+    pair.submit(0, 1, Direction::Write, &[(0, 0, 1 << 20)], b"no");
+    pair.until("it is refused", |sides| sides[0].done.len() == 1);
+    let refused = Err(XferFailure::Refused { status: Status::StaleRegion, chunk: 0 });
+    assert_eq!(pair.sides[0].done[0], (1, refused));
+    pair.sides[1].data.withdrawn.store(false, Ordering::Release);
+    pair.submit(0, 2, Direction::Write, &[(0, 0, 16 << 20)], b"yes");
+    pair.until("it is done", |sides| sides[0].done.len() == 2);
+    assert_eq!(pair.sides[0].done[1], (2, Ok(())));
+    assert!(pair.sides[1].bounce.lock().pool.stats().slabs > 1, "it grew");
+    pair.until("it is back at its base", |sides| sides[1].bounce.lock().pool.stats().slabs == 1);
+    assert_eq!(pair.sides[1].delivered, [b"yes".to_vec()]);
+}
