@@ -51,30 +51,48 @@ impl Pages {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
+        &self.words(offset, 8)[0]
+    }
+
+    /// The words that hold `len_bytes` from `offset` on.
+    fn words(&self, offset: usize, len_bytes: usize) -> &[AtomicU64] {
+        let room = self.len_bytes.saturating_sub(offset);
         assert!(
-            offset + 8 <= self.len_bytes && offset.is_multiple_of(8),
-            "word at {offset} of {}",
+            len_bytes <= room && offset.is_multiple_of(8) && room.is_multiple_of(8),
+            "{len_bytes} bytes at {offset} of {}",
             self.len_bytes
         );
-        // SAFETY: in bounds and aligned (checked above); the pages live as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+        // SAFETY: in bounds and aligned (checked above; what follows the last whole word is still in bounds, since the room is whole
+        // words); the pages live as long as `self`, and every access is atomic.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), len_bytes.div_ceil(8)) }
     }
 }
 
 impl Pages {
     // A peer or a NIC may write at any time, so everything is copied with atomic loads before it is checked.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
-        for (i, chunk) in out.chunks_mut(8).enumerate() {
-            let word = self.word(offset + 8 * i).load(Ordering::Relaxed).to_ne_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
+        let words = self.words(offset, out.len());
+        let mut chunks = out.chunks_exact_mut(8);
+        for (chunk, word) in chunks.by_ref().zip(words) {
+            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        if let (rest @ [_, ..], Some(word)) = (chunks.into_remainder(), words.last()) {
+            rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
         }
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) {
-        for (i, chunk) in bytes.chunks(8).enumerate() {
+        let words = self.words(offset, bytes.len());
+        let chunks = bytes.chunks_exact(8);
+        if let (rest @ [_, ..], Some(last)) = (chunks.remainder(), words.last()) {
             let mut word = [0u8; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.word(offset + 8 * i).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+            word[..rest.len()].copy_from_slice(rest);
+            last.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        for (chunk, word) in chunks.zip(words) {
+            let mut bytes = [0u8; 8];
+            bytes.copy_from_slice(chunk);
+            word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
         }
     }
 }

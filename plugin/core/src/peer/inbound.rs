@@ -72,10 +72,12 @@ impl Session {
         let withheld = self.withholds();
         self.unpopped.messages = self.unpopped.messages.saturating_sub(messages);
         self.unpopped.bytes = self.unpopped.bytes.saturating_sub(bytes);
-        self.credit_out.check = true;
         // What was held back is told however little it is: a peer may wait for the last of it, and nothing else would tell it.
-        if withheld && !self.withholds() {
-            self.flush_credit();
+        if withheld {
+            self.credit_out.check = true;
+            if !self.withholds() {
+                self.flush_credit();
+            }
         }
     }
 
