@@ -36,6 +36,15 @@ fn expected(op: Op, local: &[Block], l: &[u32], remote: &[Block], r: &[u32]) -> 
     Plan::build(op, pairs.collect(), limits).unwrap()
 }
 
+/// Every byte with where it goes; destinations that overlap make the order matter, and then plans are compared as they are.
+fn bytes_moved(pieces: &[Pair]) -> std::collections::BTreeSet<(u32, u64, u32, u64)> {
+    let bytes = |piece: &Pair| {
+        let Pair { local, local_addr, remote, remote_addr, len_bytes } = *piece;
+        (0..len_bytes).map(move |n| (local, local_addr + n, remote, remote_addr + n))
+    };
+    pieces.iter().flat_map(bytes).collect()
+}
+
 fn any_list(len_bytes: u64) -> impl Strategy<Value = Vec<Block>> {
     let overlapping = prop::collection::vec((0..3u32, 0..600u64), 1..40)
         .prop_map(move |all| all.into_iter().map(|(region, addr)| block(region, addr, len_bytes)).collect());
@@ -84,7 +93,12 @@ proptest! {
                 ..*piece
             })
             .collect();
-        prop_assert_eq!(&back, plain.pieces());
+        if tables.1.disjoint || !read || plain.is_ordered() {
+            prop_assert_eq!(&back, plain.pieces());
+        } else {
+            // Sources of a READ that overlap may come in any order; what goes where is the same.
+            prop_assert_eq!(bytes_moved(&back), bytes_moved(plain.pieces()));
+        }
         prop_assert_eq!(plan.is_ordered(), plain.is_ordered());
         prop_assert_eq!(
             (plan.total_bytes(), plan.longest_bytes()),
