@@ -24,6 +24,7 @@ type Counts = BTreeMap<String, u64>;
 
 /// Counts, and compares or, with `update`, writes.
 pub fn counts(update: bool) -> Outcome<()> {
+    crate::setup::compiler()?;
     crate::setup::valgrind()?;
     let program = build()?;
     let measured = measure(&program)?;

@@ -7,7 +7,8 @@ use baton_core::notify::NotifyMode;
 use baton_core::plan::{Block, BlockTable, Pair, Plan, PlanLimits, Selection};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_driver::{Config, Desc, Driver, Notification, Status, Xfer};
-use baton_fabric::{Memory, MemoryKind, Op};
+use baton_fabric::{Memory, MemoryKind, Op, Template};
+use baton_verbs::{Opcode, SendChain, SendFlags};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +58,15 @@ counted! {
     }
     fn counted_post_quiet(engine: &Driver, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
         engine.post(xfer, message).expect("posted")
+    }
+    /// What the verbs fabric adds for each work request: the NIC's own form of it.
+    fn counted_chain_128(chain: &mut SendChain, work: &[Template]) {
+        chain.clear();
+        for (seq, one) in work.iter().enumerate() {
+            let local = (one.local_addr, one.local_key as u32, one.len_bytes);
+            let target = (one.remote_addr, one.remote_key as u32);
+            chain.push(seq as u64, Opcode::Write, SendFlags::default(), local, target);
+        }
     }
     fn counted_completion(engine: &Driver, xfer: &Xfer) -> Status {
         engine.status(xfer)
@@ -112,6 +122,11 @@ fn planning() {
     step("plan", MANY, || sorted.clone(), |pairs| counted_plan(Op::Write, pairs));
     step("plan_random", MANY, || random.clone(), |pairs| counted_plan_random(Op::Write, pairs));
     step("plan_random_read", MANY, || random.clone(), |pairs| counted_plan_random_read(Op::Read, pairs));
+    let few = Plan::build(Op::Write, sorted[..128].to_vec(), PlanLimits::default()).expect("a plan");
+    let few =
+        Prepared::new(&few, &[KeyTable::whole(&1)], &[KeyTable::whole(&2)], &split()).expect("templates");
+    let mut chain = SendChain::with_capacity(128);
+    step("chain_128", 128, || (), |()| counted_chain_128(&mut chain, few.templates()));
     let plan = Plan::build(Op::Write, random.clone(), PlanLimits::default()).expect("a plan");
     step("prepare", MANY, || (), |()| counted_prepare(&plan));
     let blocks = (0..MANY).map(|n| Block { addr: n * 2 * BLOCK, len_bytes: BLOCK, region: 0 });
