@@ -137,6 +137,7 @@ pub struct Executor {
     bounce: SharedBounce,
     area: ChannelArea,
     regions: Arc<dyn Regions>,
+    control: EndpointId,
     lanes: Vec<EndpointId>,
     peer_credit: (u64, u64),
 }
@@ -155,8 +156,14 @@ impl Executor {
         assert_eq!(setup.max_sge, 1, "nothing is gathered yet");
         let lanes = setup.lanes.iter().map(|lane| lane.endpoint).collect();
         let peer_credit = (setup.peer_credit_addr, setup.peer_credit_key);
+        let control = setup.control;
         let channel = Channel::new(setup, durable, now);
-        Executor { channel, fabric, bounce, area, regions, lanes, peer_credit }
+        Executor { channel, fabric, bounce, area, regions, control, lanes, peer_credit }
+    }
+
+    /// Its endpoints, control first.
+    pub fn endpoints(&self) -> Vec<EndpointId> {
+        std::iter::once(self.control).chain(self.lanes.iter().copied()).collect()
     }
 
     /// A completion of one of its endpoints (or of another, which the channel ignores).

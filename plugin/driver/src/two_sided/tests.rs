@@ -8,7 +8,7 @@ use baton_core::two_sided::channel::Durable;
 use baton_core::two_sided::chunks::Piece;
 use baton_core::two_sided::codec::{Direction, Status};
 use baton_core::two_sided::notes::Resolve;
-use baton_core::two_sided::pool::{Holder, PeerKey, PoolConfig};
+use baton_core::two_sided::pool::{Holder, PeerKey, PoolConfig, SlotId};
 use baton_core::two_sided::report::{TwoEvent, XferFailure};
 use baton_core::two_sided::setup::{TwoLane, TwoLimits, TwoSetup};
 use baton_core::{Epoch, LaneId, Nanos, RegionId, SessionId};
@@ -71,17 +71,21 @@ impl Regions for Data {
 
 struct Side {
     fabric: Arc<TcpFabric>,
-    exec: Executor,
+    /// Always there but for the moment between two epochs.
+    exec: Option<Executor>,
     bounce: SharedBounce,
     data: Arc<Data>,
     done: Vec<(u64, Result<(), XferFailure>)>,
     notes: Vec<u64>,
     delivered: Vec<Vec<u8>>,
+    /// The epoch is over.
+    ended: bool,
 }
 
 struct Pair {
     sides: [Side; 2],
     start: Instant,
+    epoch: u32,
 }
 
 fn fabric() -> Arc<TcpFabric> {
@@ -95,20 +99,16 @@ struct Prepared {
     bounce: SharedBounce,
     area: ChannelArea,
     endpoints: Vec<(EndpointId, serde_json::Value)>,
-    posted: Vec<Vec<baton_core::two_sided::pool::SlotId>>,
+    posted: Vec<Vec<SlotId>>,
 }
 
-fn prepare(active: bool) -> Prepared {
-    let fabric = fabric();
+fn prepare(fabric: Arc<TcpFabric>, bounce: SharedBounce, active: bool) -> Prepared {
     let seam: Arc<dyn Fabric> = Arc::clone(&fabric) as Arc<dyn Fabric>;
-    let pool = PoolConfig { slot_bytes: SLOT, ..PoolConfig::default() };
-    let bounce = Bounce::new(Arc::clone(&seam), pool, Nanos(0));
     let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH), (SEND_SLOTS, SLOT)).unwrap();
     let config = |control, (sq_depth, rq_depth)| EndpointConfig { sq_depth, rq_depth, active, control };
     let mut endpoints = vec![seam.create_endpoint(&config(true, CONTROL)).unwrap()];
     let recvs: Vec<_> = (0..u64::from(CONTROL.1)).map(|n| area.control_recv(0, n).unwrap()).collect();
     seam.post_recv(endpoints[0].0, &recvs).unwrap();
-    bounce.lock().pool.join(PEER);
     let mut posted = Vec::new();
     for lane in 0..LANES {
         let made = seam.create_endpoint(&config(false, (DEPTH, DEPTH))).unwrap();
@@ -121,57 +121,101 @@ fn prepare(active: bool) -> Prepared {
     Prepared { fabric, bounce, area, endpoints, posted }
 }
 
+/// Connects both sides; for each, the executor of that epoch.
+fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [Executor; 2] {
+    let deadline = Instant::now() + PATIENCE;
+    std::thread::scope(|scope| {
+        for n in [0, 1] {
+            let (own, other) = (&sides[n].0, &sides[1 - n].0);
+            scope.spawn(move || {
+                for (mine, theirs) in own.endpoints.iter().zip(&other.endpoints) {
+                    own.fabric.connect_endpoint(mine.0, &theirs.1, deadline).unwrap();
+                }
+            });
+        }
+    });
+    let pages = [0, 1].map(|n: usize| sides[n].0.area.credit_page(0).unwrap());
+    let mut n = 0;
+    sides.map(|(side, data, durable)| {
+        n += 1;
+        let lane = |nth: usize| TwoLane {
+            endpoint: side.endpoints[nth + 1].0,
+            sq_depth: DEPTH,
+            rq_depth: DEPTH,
+            posted: side.posted[nth].clone(),
+            peer_posted: 1,
+        };
+        let setup = TwoSetup {
+            peer: PEER,
+            session: SessionId(5),
+            epoch: Epoch(epoch),
+            control: side.endpoints[0].0,
+            control_sq_depth: CONTROL.0,
+            control_rq_depth: CONTROL.1,
+            lanes: (0..LANES).map(lane).collect(),
+            slot_bytes: SLOT,
+            peer_credit_addr: pages[2 - n].0,
+            peer_credit_key: pages[2 - n].1,
+            send_slots: SEND_SLOTS,
+            max_sge: 1,
+            data_crc: n == 1,
+            limits: TwoLimits::default(),
+        };
+        let seam: Arc<dyn Fabric> = Arc::clone(&side.fabric) as Arc<dyn Fabric>;
+        Executor::new(
+            seam,
+            Arc::clone(&side.bounce),
+            side.area,
+            data as Arc<dyn Regions>,
+            setup,
+            durable,
+            now,
+        )
+    })
+}
+
 impl Pair {
     fn new() -> Pair {
-        let prepared = [prepare(true), prepare(false)];
-        let deadline = Instant::now() + PATIENCE;
-        std::thread::scope(|scope| {
-            for n in [0, 1] {
-                let (own, other) = (&prepared[n], &prepared[1 - n]);
-                scope.spawn(move || {
-                    for (mine, theirs) in own.endpoints.iter().zip(&other.endpoints) {
-                        own.fabric.connect_endpoint(mine.0, &theirs.1, deadline).unwrap();
-                    }
-                });
-            }
+        let parts = [0, 1].map(|_| {
+            let fabric = fabric();
+            let pool = PoolConfig { slot_bytes: SLOT, ..PoolConfig::default() };
+            let bounce = Bounce::new(Arc::clone(&fabric) as Arc<dyn Fabric>, pool, Nanos(0));
+            bounce.lock().pool.join(PEER);
+            (fabric, bounce, Data::new())
         });
-        let pages: Vec<(u64, u64)> = prepared.iter().map(|side| side.area.credit_page(0).unwrap()).collect();
         let mut n = 0;
-        let sides = prepared.map(|side| {
+        let sides = parts.clone().map(|(fabric, bounce, data)| {
             n += 1;
-            let data = Data::new();
-            let lane = |nth: usize| TwoLane {
-                endpoint: side.endpoints[nth + 1].0,
-                sq_depth: DEPTH,
-                rq_depth: DEPTH,
-                posted: side.posted[nth].clone(),
-                peer_posted: 1,
-            };
-            let setup = TwoSetup {
-                peer: PEER,
-                session: SessionId(5),
-                epoch: Epoch(1),
-                control: side.endpoints[0].0,
-                control_sq_depth: CONTROL.0,
-                control_rq_depth: CONTROL.1,
-                lanes: (0..LANES).map(lane).collect(),
-                slot_bytes: SLOT,
-                peer_credit_addr: pages[2 - n].0,
-                peer_credit_key: pages[2 - n].1,
-                send_slots: SEND_SLOTS,
-                max_sge: 1,
-                data_crc: n == 1,
-                limits: TwoLimits::default(),
-            };
-            let durable = Durable::new(setup.limits);
-            let seam: Arc<dyn Fabric> = Arc::clone(&side.fabric) as Arc<dyn Fabric>;
-            let regions = Arc::clone(&data) as Arc<dyn Regions>;
-            let exec =
-                Executor::new(seam, Arc::clone(&side.bounce), side.area, regions, setup, durable, Nanos(0));
-            let (done, notes, delivered) = (Vec::new(), Vec::new(), Vec::new());
-            Side { fabric: side.fabric, exec, bounce: side.bounce, data, done, notes, delivered }
+            (prepare(fabric, bounce, n == 1), data, Durable::new(TwoLimits::default()))
         });
-        Pair { sides, start: Instant::now() }
+        let mut execs = open(sides, 1, Nanos(0)).into_iter();
+        let sides = parts.map(|(fabric, bounce, data)| Side {
+            fabric,
+            exec: execs.next(),
+            bounce,
+            data,
+            done: Vec::new(),
+            notes: Vec::new(),
+            delivered: Vec::new(),
+            ended: false,
+        });
+        Pair { sides, start: Instant::now(), epoch: 1 }
+    }
+
+    /// Ends the epoch on both sides, wherever it stands, and begins the next of the same session.
+    fn reconnect(&mut self) {
+        self.epoch += 1;
+        let now = self.now();
+        self.sides.iter_mut().for_each(|side| side.fence());
+        let mut n = 0;
+        let next = [0, 1].map(|n: usize| self.sides[n].end(now));
+        let next = next.map(|(fabric, bounce, data, durable)| {
+            n += 1;
+            (prepare(fabric, bounce, n == 1), data, durable)
+        });
+        for (side, exec) in self.sides.iter_mut().zip(open(next, self.epoch, now)) {
+            (side.exec, side.ended) = (Some(exec), false);
+        }
     }
 
     fn now(&self) -> Nanos {
@@ -182,7 +226,7 @@ impl Pair {
     fn until(&mut self, what: &str, holds: impl Fn(&[Side; 2]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds(&self.sides) {
-            assert!(Instant::now() < deadline, "{what}: {:#?}", self.sides[0].exec.channel.stats());
+            assert!(Instant::now() < deadline, "{what}: {:#?}", self.sides[0].exec().channel.stats());
             let now = self.now();
             self.sides.iter_mut().for_each(|side| side.turn(now));
         }
@@ -207,27 +251,42 @@ impl Pair {
                 len: len as u64,
             })
             .collect();
-        side.exec.channel.submit(now, token, direction, pieces.into(), Some(message)).unwrap();
+        side.exec
+            .as_mut()
+            .unwrap()
+            .channel
+            .submit(now, token, direction, pieces.into(), Some(message))
+            .unwrap();
     }
 }
 
 impl Side {
+    fn exec(&self) -> &Executor {
+        self.exec.as_ref().expect("an epoch is open")
+    }
+
     fn turn(&mut self, now: Nanos) {
         self.fabric.serve(1 << 20);
+        let exec = self.exec.as_mut().expect("an epoch is open");
         let mut polled = [Completion::EMPTY; 32];
         let n = self.fabric.poll(&mut polled);
-        polled[..n].iter().for_each(|done| self.exec.on_completion(now, done));
+        polled[..n].iter().for_each(|done| exec.on_completion(now, done));
         if n == 0 {
-            self.exec.poll_credit();
-            self.exec.channel.flush();
+            exec.poll_credit();
+            exec.channel.flush();
         }
-        self.exec.on_timeout(now);
-        self.exec.drive(now);
+        exec.on_timeout(now);
+        exec.drive(now);
         Bounce::serve(&self.bounce, now);
         if self.bounce.lock().pool.next_hungry().is_some() {
-            self.exec.channel.on_pool_changed();
+            exec.channel.on_pool_changed();
         }
-        while let Some(event) = self.exec.channel.next_event() {
+        self.take_events();
+    }
+
+    fn take_events(&mut self) {
+        let exec = self.exec.as_mut().expect("an epoch is open");
+        while let Some(event) = exec.channel.next_event() {
             match event {
                 TwoEvent::XferDone { token, result } => self.done.push((token, result)),
                 TwoEvent::NoteDone { token, sent } => {
@@ -235,12 +294,38 @@ impl Side {
                     self.notes.push(token);
                 }
                 TwoEvent::Delivered { message } => {
-                    self.exec.channel.on_popped(message.len());
+                    exec.channel.on_popped(message.len());
                     self.delivered.push(message);
                 }
-                TwoEvent::EndEpoch { reason } => panic!("the epoch ended: {reason}"),
+                TwoEvent::EndEpoch { .. } => self.ended = true,
             }
         }
+    }
+
+    fn fence(&mut self) {
+        let endpoints = self.exec().endpoints();
+        endpoints.iter().for_each(|endpoint| self.fabric.fence(*endpoint));
+    }
+
+    /// What succeeded on the way counts; then the endpoints go, and only then the channel is closed.
+    fn end(&mut self, now: Nanos) -> (Arc<TcpFabric>, SharedBounce, Arc<Data>, Durable) {
+        let endpoints = self.exec().endpoints();
+        let deadline = Instant::now() + PATIENCE;
+        while !endpoints.iter().all(|endpoint| self.fabric.is_quiet(*endpoint)) {
+            assert!(Instant::now() < deadline, "the endpoints become quiet");
+            self.turn(now);
+        }
+        self.turn(now);
+        let mut exec = self.exec.take().expect("an epoch is open");
+        exec.channel.shut("reconnect");
+        exec.drive(now);
+        self.exec = Some(exec);
+        self.take_events();
+        assert!(self.ended);
+        endpoints.iter().for_each(|endpoint| self.fabric.destroy_endpoint(*endpoint));
+        let (durable, _) = self.exec.take().expect("an epoch is open").close(now);
+        assert_eq!(self.bounce.lock().pool.stats().lent, 0);
+        (Arc::clone(&self.fabric), Arc::clone(&self.bounce), Arc::clone(&self.data), durable)
     }
 }
 
@@ -284,7 +369,7 @@ fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte_over_tcp() {
     }
     assert_eq!(a.data.at(12 << 20, len), pattern(3, len));
     assert_eq!(a.data.at(18 << 20, len), pattern(4, len));
-    let counters = a.exec.channel.counters();
+    let counters = a.exec().channel.counters();
     assert!(counters.blocks_packed == 128 && counters.nops_sent == 0, "{counters:?}");
 }
 
@@ -294,7 +379,13 @@ fn notifications_of_any_length_arrive_in_order_over_tcp() {
     let messages: Vec<Vec<u8>> = (0..300).map(|n| pattern(n, (n as usize * 97) % 20_000)).collect();
     for (token, message) in (0..).zip(&messages) {
         let resolve = if token % 2 == 0 { Resolve::Sent } else { Resolve::Taken };
-        pair.sides[0].exec.channel.notify(token, message, resolve, Nanos(u64::MAX)).unwrap();
+        pair.sides[0]
+            .exec
+            .as_mut()
+            .unwrap()
+            .channel
+            .notify(token, message, resolve, Nanos(u64::MAX))
+            .unwrap();
     }
     pair.until("all are resolved", |sides| sides[0].notes.len() == 300 && sides[1].delivered.len() == 300);
     assert_eq!(pair.sides[1].delivered, messages);
@@ -315,4 +406,35 @@ fn a_refusal_over_tcp_has_its_reason_and_the_pool_is_back_at_its_base_after_the_
     assert!(pair.sides[1].bounce.lock().pool.stats().slabs > 1, "it grew");
     pair.until("it is back at its base", |sides| sides[1].bounce.lock().pool.stats().slabs == 1);
     assert_eq!(pair.sides[1].delivered, [b"yes".to_vec()]);
+}
+
+#[test]
+fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once() {
+    let mut pair = Pair::new();
+    let (len, at) = (20 << 20, 4096);
+    pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
+    pair.submit(0, 1, Direction::Write, &[(at, at, len)], b"written");
+    for round in 1..5u64 {
+        // Somewhere in the middle.
+        let some = round * 1_000_000;
+        pair.until("some bytes", |sides| sides[1].exec().channel.counters().bytes_placed >= some);
+        pair.sides[0]
+            .exec
+            .as_mut()
+            .unwrap()
+            .channel
+            .notify(round, &[round as u8], Resolve::Taken, Nanos(u64::MAX))
+            .unwrap();
+        pair.reconnect();
+    }
+    pair.until("the end", |sides| sides[0].done.len() == 1 && sides[0].notes.len() == 4);
+    pair.until("messages", |sides| sides[1].delivered.len() == 5);
+    assert_eq!(pair.sides[0].done, [(1, Ok(()))]);
+    let mut delivered = pair.sides[1].delivered.clone();
+    delivered.sort();
+    assert_eq!(delivered, [vec![1], vec![2], vec![3], vec![4], b"written".to_vec()]);
+    let [_, b] = &pair.sides;
+    assert_eq!(b.data.at(at, len), pattern(1, len));
+    assert!(b.data.at(0, at).iter().chain(b.data.at(at + len, 64).iter()).all(|byte| *byte == 0));
+    assert!(b.exec().channel.counters().duplicate_chunks > 0, "what was there is noticed, not placed again");
 }
