@@ -15,7 +15,7 @@ pub(super) fn open(
         mem.reset(config);
         let lanes: Vec<TwoLane> = (0..config.lanes)
             .map(|lane| {
-                let holder = Holder { peer: PEER, lane: LaneId(lane) };
+                let holder = Holder { peer: config.peer, lane: LaneId(lane) };
                 TwoLane {
                     endpoint: endpoint(usize::from(lane) + 1),
                     sq_depth: config.sq,
@@ -39,7 +39,7 @@ pub(super) fn open(
             lane.posted.iter().for_each(|&slot| mem.spoil(slot));
         }
         let setup = TwoSetup {
-            peer: PEER,
+            peer: config.peer,
             session: SESSION,
             epoch: Epoch(epoch),
             control: endpoint(0),

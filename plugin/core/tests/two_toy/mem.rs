@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use baton_core::RegionId;
 use baton_core::two_sided::channel::Channel;
@@ -22,9 +23,12 @@ pub const WITHDRAWN: RegionId = RegionId(3);
 /// What RECV slots hold when they are posted.
 const SPOILT: u8 = 0xEE;
 
+/// Memory of bounce slabs; several nodes may be one engine and share it.
+pub type Slabs = Rc<RefCell<HashMap<SlabId, Vec<u8>>>>;
+
 pub struct Mem {
     data: RefCell<Vec<u8>>,
-    slabs: RefCell<HashMap<SlabId, Vec<u8>>>,
+    slabs: Slabs,
     send: RefCell<Vec<Vec<u8>>>,
     control: RefCell<Vec<Vec<u8>>>,
     page: RefCell<Vec<u8>>,
@@ -38,10 +42,10 @@ pub struct Mem {
 }
 
 impl Mem {
-    pub fn new(config: &Config) -> Mem {
+    pub fn new(config: &Config, slabs: Slabs) -> Mem {
         let mem = Mem {
             data: RefCell::new(vec![0; config.data_bytes]),
-            slabs: RefCell::default(),
+            slabs,
             send: RefCell::default(),
             control: RefCell::default(),
             page: RefCell::default(),

@@ -53,6 +53,8 @@ pub fn pattern(tag: u64, len: usize) -> Vec<u8> {
 
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// How both sides' pools know the other one.
+    pub peer: PeerKey,
     pub lanes: u8,
     pub sq: u32,
     pub rq: u32,
@@ -73,6 +75,7 @@ impl Default for Config {
     fn default() -> Config {
         let slot = 1024;
         Config {
+            peer: PeerKey(7),
             lanes: 2,
             sq: 16,
             rq: 16,
@@ -169,8 +172,9 @@ pub struct World {
     pub fail_copy: Option<(usize, Status)>,
 }
 
+/// When worlds begin.
+pub const START: Nanos = Nanos(1_000);
 pub const SESSION: SessionId = SessionId(0x5E55);
-const PEER: PeerKey = PeerKey(7);
 
 pub fn endpoint(index: usize) -> EndpointId {
     EndpointId { slot: index as u32, generation: 3 }
@@ -193,17 +197,22 @@ fn serve_pool(pool: &mut Pool, mem: &Mem, now: Nanos) {
 
 impl World {
     pub fn new(config: Config, seed: u64) -> World {
-        let now = Nanos(1_000);
-        let fresh = || {
-            let mut pool = Pool::new(config.pool, now);
-            pool.join(PEER);
-            (Durable::new(config.limits), pool, Mem::new(&config))
-        };
-        let nodes = open(&config, 1, vec![fresh(), fresh()], now).into_iter().map(Node::new).collect();
+        let pool = Pool::new(config.pool, START);
+        World::with_pool(config, seed, pool, Slabs::default())
+    }
+
+    /// Node 1 uses a pool that others use too.
+    pub fn with_pool(config: Config, seed: u64, mut pool: Pool, slabs: Slabs) -> World {
+        let mut own = Pool::new(config.pool, START);
+        own.join(config.peer);
+        pool.join(config.peer);
+        let part = |pool, slabs| (Durable::new(config.limits), pool, Mem::new(&config, slabs));
+        let parts = vec![part(own, Slabs::default()), part(pool, slabs)];
+        let nodes = open(&config, 1, parts, START).into_iter().map(Node::new).collect();
         World {
             epoch: 1,
             nodes,
-            now,
+            now: START,
             rng: Rng::new(seed),
             frozen: Vec::new(),
             unpolled: Vec::new(),

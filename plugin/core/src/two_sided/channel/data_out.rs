@@ -3,14 +3,14 @@
 //! A message goes out when RECV credit, an entry of the send queue, a send slot or a source that can be gathered and, for each
 //! transfer that begins with it, REQUEST credit are all there. Until then nothing is held.
 
-use super::port::Cargo;
+use super::port::{Cargo, Flows};
 use super::{Channel, Step};
 use crate::ids::Nanos;
 use crate::two_sided::chunks::Chunk;
 use crate::two_sided::codec::{
     Block, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, encode_message, pack_prefix_bytes,
 };
-use crate::two_sided::outbox::{Flow, Next, Outbox};
+use crate::two_sided::outbox::{Flow, Next};
 use crate::two_sided::setup::{Place, Span, TwoMemory};
 
 /// Blocks of one PACK at most.
@@ -87,7 +87,7 @@ impl Channel {
         serving.next += 1;
         serving.in_flight += 1;
         serving.since = now;
-        let flows = vec![Flow::Serve(transfer)];
+        let flows = Flows::One(Flow::Serve(transfer));
         let step = self.post_data(now, lane, DataKind::ReadResp, block, flows, send_slot);
         self.durable.outbox.spent(Next::Ring(Flow::Serve(transfer)), block.len.into());
         Some(Some(step))
@@ -162,7 +162,7 @@ impl Channel {
         let send_slot = self.pick_source(pack_prefix_bytes(table), mem)?;
         // From here on it goes: numbers are drawn, cursors move.
         self.work.blocks.clear();
-        let mut flows: Vec<Flow> = Vec::with_capacity(1);
+        let mut flows: Option<Flows> = None;
         for &(at, nth, _) in chosen {
             if self.durable.outbox.get(at).id == 0 {
                 self.request.try_reserve(1).expect("counted before").commit();
@@ -174,11 +174,16 @@ impl Channel {
             out.reached = out.reached.max(out.next);
             out.since = now;
             self.work.blocks.push(out.map.block(out.id, nth));
-            if flows.last() != Some(&Flow::Own(at)) {
+            let whole = out.is_sent().then_some(out.id);
+            if flows.as_ref().and_then(|flows| flows.as_slice().last()) != Some(&Flow::Own(at)) {
                 out.in_flight += 1;
-                flows.push(Flow::Own(at));
+                flows = Some(Flows::push(flows, Flow::Own(at)));
+            }
+            if let Some(id) = whole {
+                self.queue_note(at, id);
             }
         }
+        let flows = flows.expect("something was chosen");
         let bytes: u64 = chosen.iter().map(|(_, _, chunk)| u64::from(chunk.len)).sum();
         let (kind, block) = if packed {
             self.counters.packs_sent += 1;
@@ -188,12 +193,7 @@ impl Channel {
             let block = self.work.blocks.pop().expect("something was chosen");
             (DataKind::Write, block)
         };
-        let whole: Vec<u32> = flows.iter().filter_map(|flow| sent_by(&self.durable.outbox, *flow)).collect();
         let step = self.post_data(now, lane, kind, block, flows, send_slot);
-        for at in whole {
-            let id = self.durable.outbox.get(at).id;
-            self.queue_note(at, id);
-        }
         self.durable.outbox.spent(next, bytes);
         Some(step)
     }
@@ -213,7 +213,7 @@ impl Channel {
         lane: usize,
         kind: DataKind,
         block: Block,
-        flows: Vec<Flow>,
+        flows: Flows,
         send_slot: Option<u32>,
     ) -> Step {
         let data_crc = self.setup.data_crc;
@@ -296,12 +296,5 @@ impl Channel {
         }
         let in_flight: u32 = self.lanes.iter().map(|lane| lane.ledger.in_flight()).sum();
         format!("its turn or room in the send queues, {in_flight} messages in flight")
-    }
-}
-
-fn sent_by(outbox: &Outbox, flow: Flow) -> Option<u32> {
-    match flow {
-        Flow::Own(at) if outbox.get(at).is_sent() => Some(at),
-        _ => None,
     }
 }

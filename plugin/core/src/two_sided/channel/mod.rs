@@ -26,6 +26,7 @@ use super::report::{TwoCounters, TwoEnd, TwoEvent, TwoViolation, XferFailure};
 use super::setup::{DataSend, PlaceJob, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup};
 use crate::credit::SendCredit;
 use crate::ids::{LaneId, Nanos};
+use crate::ledger::Ledger;
 use port::{Cargo, ControlPort, LanePort};
 
 pub use stats::{LaneStats, TwoStats};
@@ -279,23 +280,25 @@ impl Channel {
     }
 
     fn on_sent(&mut self, now: Nanos, lane: Option<usize>, done: &Completion) {
-        let (ledger, flights) = match lane.map(|lane| &mut self.lanes[lane]) {
-            Some(lane) => (&mut lane.ledger, &mut lane.flights),
-            None => (&mut self.control.ledger, &mut self.control.flights),
-        };
-        let retired = match ledger.retire(done.seq) {
+        let retired = match self.send_queue(lane).0.retire(done.seq) {
             Ok(n) => n,
             Err(error) => return self.end(TwoEnd::BadCompletion { endpoint: done.endpoint, error }),
         };
-        let cargos: Vec<Cargo> = flights.drain(..retired as usize).collect();
-        let last = cargos.len() - 1;
-        for (nth, cargo) in cargos.into_iter().enumerate() {
+        for nth in 1..=retired {
+            let cargo = self.send_queue(lane).1.pop_front().expect("one flight per entry");
             // RC completes in order: only the last one can have failed.
-            let status = if nth == last { done.status } else { WcStatus::Success };
+            let status = if nth == retired { done.status } else { WcStatus::Success };
             self.on_cargo(now, cargo, status);
         }
         if done.status != WcStatus::Success {
             self.end(TwoEnd::WorkFailed { endpoint: done.endpoint, status: done.status });
+        }
+    }
+
+    fn send_queue(&mut self, lane: Option<usize>) -> (&mut Ledger, &mut VecDeque<Cargo>) {
+        match lane.map(|lane| &mut self.lanes[lane]) {
+            Some(lane) => (&mut lane.ledger, &mut lane.flights),
+            None => (&mut self.control.ledger, &mut self.control.flights),
         }
     }
 
@@ -311,7 +314,7 @@ impl Channel {
             Cargo::Note { .. } => {}
             Cargo::Data { flows, send_slot } => {
                 self.send_slots.extend(send_slot);
-                for flow in flows {
+                for &flow in flows.as_slice() {
                     self.on_message_done(now, flow, status);
                 }
             }

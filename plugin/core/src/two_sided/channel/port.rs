@@ -25,9 +25,36 @@ pub(super) enum Cargo {
     },
     Nop,
     Data {
-        flows: Vec<Flow>,
+        flows: Flows,
         send_slot: Option<u32>,
     },
+}
+
+/// What a data message belongs to: nearly always one transfer, and then nothing is allocated for it.
+#[derive(Debug)]
+pub(super) enum Flows {
+    One(Flow),
+    Many(Vec<Flow>),
+}
+
+impl Flows {
+    pub(super) fn push(flows: Option<Flows>, flow: Flow) -> Flows {
+        match flows {
+            None => Flows::One(flow),
+            Some(Flows::One(first)) => Flows::Many(vec![first, flow]),
+            Some(Flows::Many(mut all)) => {
+                all.push(flow);
+                Flows::Many(all)
+            }
+        }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Flow] {
+        match self {
+            Flows::One(flow) => std::slice::from_ref(flow),
+            Flows::Many(all) => all,
+        }
+    }
 }
 
 #[derive(Debug)]

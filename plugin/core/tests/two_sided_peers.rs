@@ -1,0 +1,164 @@
+//! Several peers of one engine share its bounce pool: what one of them does costs the others no step.
+
+mod two_toy;
+
+use baton_core::two_sided::codec::{Direction, Frame, FrameHeader, encode_frame};
+use baton_core::two_sided::pool::{PeerKey, Pool, PoolConfig};
+use baton_core::{Epoch, LaneId};
+use two_toy::*;
+
+/// Worlds whose node 1 is the same engine: its pool goes to the world that is at work.
+struct Engine {
+    pool: Pool,
+    worlds: Vec<World>,
+    steps: Vec<u64>,
+}
+
+impl Engine {
+    fn new(peers: u32, pool: PoolConfig) -> Engine {
+        let mut engine = Engine { pool: Pool::new(pool, START), worlds: Vec::new(), steps: Vec::new() };
+        let slabs = Slabs::default();
+        for n in 0..peers {
+            let config = Config { peer: PeerKey(n), pool, ..Config::default() };
+            let shared = std::mem::replace(&mut engine.pool, Pool::new(pool, START));
+            let mut world = World::with_pool(config, n.into(), shared, slabs.clone());
+            std::mem::swap(&mut world.nodes[1].pool, &mut engine.pool);
+            engine.worlds.push(world);
+            engine.steps.push(0);
+        }
+        engine
+    }
+
+    fn with<T>(&mut self, n: usize, work: impl FnOnce(&mut World) -> T) -> T {
+        std::mem::swap(&mut self.worlds[n].nodes[1].pool, &mut self.pool);
+        let result = work(&mut self.worlds[n]);
+        std::mem::swap(&mut self.worlds[n].nodes[1].pool, &mut self.pool);
+        // Whoever waits for slots is told by the engine, whichever session it is.
+        while let Some(peer) = self.pool.next_hungry() {
+            self.worlds[peer.0 as usize].nodes[1].channel.on_pool_changed();
+        }
+        result
+    }
+
+    fn turn(&mut self, n: usize) {
+        self.steps[n] += 1;
+        self.with(n, |world| world.turn());
+    }
+}
+
+const LEN: usize = 150_000;
+
+fn begin(engine: &mut Engine, n: usize, token: u64) {
+    engine.with(n, |world| {
+        world.nodes[0].mem.set_data(1000, &pattern(token, LEN));
+        world.submit(0, token, Direction::Write, &[(1000, 1000, LEN)], None);
+    });
+}
+
+fn is_done(engine: &Engine, n: usize, token: u64) -> bool {
+    engine.worlds[n].result_of(0, token).is_some()
+}
+
+/// Turns that peer 0 needs for one transfer while the others do `others`.
+fn turns_beside(mut engine: Engine, mut others: impl FnMut(&mut Engine)) -> u64 {
+    begin(&mut engine, 0, 1);
+    while !is_done(&engine, 0, 1) {
+        engine.turn(0);
+        others(&mut engine);
+        assert!(engine.steps[0] < 100_000, "{:#?}", engine.worlds[0].nodes[0].channel.stats());
+    }
+    assert_eq!(engine.worlds[0].result_of(0, 1), Some(&Ok(())));
+    assert_eq!(engine.worlds[0].nodes[1].mem.data(1000, LEN), pattern(1, LEN));
+    engine.pool.audit();
+    engine.steps[0]
+}
+
+fn pool() -> PoolConfig {
+    let limits = Config::default();
+    PoolConfig { max_slabs: 16, peer_slots: 24, ..limits.pool }
+}
+
+#[test]
+fn a_dead_peer_costs_a_live_one_no_step() {
+    let alone = turns_beside(Engine::new(1, pool()), |_| ());
+    let mut engine = Engine::new(2, pool());
+    // In the middle of its transfer it stops for good.
+    begin(&mut engine, 1, 1);
+    (0..300).for_each(|_| engine.turn(1));
+    assert!(!is_done(&engine, 1, 1));
+    let beside = turns_beside(engine, |_| ());
+    assert!(beside <= alone + alone / 4, "{beside} turns beside a dead peer, {alone} alone");
+}
+
+#[test]
+fn a_peer_that_floods_with_credit_requests_and_data_costs_a_well_behaved_one_no_step() {
+    let alone = turns_beside(Engine::new(1, pool()), |_| ());
+    let mut engine = Engine::new(2, pool());
+    engine.worlds[1].hostile = true;
+    let (mut token, mut seq) = (0, 0);
+    let beside = turns_beside(engine, |engine| {
+        if engine.worlds[1].nodes[0].channel.stats().transfers < 4 {
+            token += 1;
+            begin(engine, 1, token);
+        }
+        engine.turn(1);
+        // And frames of its own making, until it has broken the numbering.
+        let greedy = engine.worlds[1].nodes[1].ended.is_none() && engine.steps[1].is_multiple_of(50);
+        if greedy {
+            let counters = *engine.worlds[1].nodes[0].channel.counters();
+            seq = counters.frames_sent.max(seq) + 1;
+            let header =
+                FrameHeader { session: SESSION, epoch: Epoch(1), seq, ack: counters.frames_received };
+            let frame = Frame::CreditRequest {
+                lane: LaneId(0),
+                want: u32::MAX,
+                waiting_bytes: u64::MAX,
+                oldest_wait_us: 0,
+            };
+            let mut bytes = Vec::new();
+            encode_frame(header, &frame, &mut bytes).unwrap();
+            engine.with(1, |world| world.inject(0, 0, &bytes));
+        }
+        assert!(engine.pool.stats().lent <= 48);
+    });
+    assert!(beside <= alone + alone / 2, "{beside} turns beside a greedy peer, {alone} alone");
+}
+
+#[test]
+fn many_idle_peers_hold_one_slot_per_lane_and_the_active_ones_are_not_slowed_down() {
+    let pool = PoolConfig { max_slabs: 400, slab_slots: 16, ..pool() };
+    let alone = turns_beside(Engine::new(1, pool), |_| ());
+    let engine = Engine::new(100, pool);
+    assert_eq!(engine.pool.stats().lent, 200, "two lanes each");
+    let beside = turns_beside(engine, |_| ());
+    assert!(beside <= alone + alone / 4, "{beside} turns beside 99 idle peers, {alone} alone");
+}
+
+#[test]
+fn peers_that_need_more_than_there_is_share_it_and_all_finish() {
+    let mut engine = Engine::new(6, PoolConfig { max_slabs: 4, ..pool() });
+    for n in 0..6 {
+        begin(&mut engine, n, 1);
+    }
+    for round in 0..400_000 {
+        let n = round % 6;
+        if !is_done(&engine, n, 1) {
+            engine.turn(n);
+            // Time passes for a driver that sleeps in between.
+            if engine.steps[n].is_multiple_of(20) {
+                engine.with(n, |world| {
+                    world.now = world.now.plus_ms(1);
+                    for node in &mut world.nodes {
+                        node.channel.on_timeout(world.now, &node.pool);
+                    }
+                });
+            }
+        }
+    }
+    for n in 0..6 {
+        let node = &engine.worlds[n].nodes[0];
+        assert_eq!(engine.worlds[n].result_of(0, 1), Some(&Ok(())), "{:#?}", node.channel.stats());
+        assert_eq!(engine.worlds[n].nodes[1].mem.data(1000, LEN), pattern(1, LEN));
+    }
+    engine.pool.audit();
+}
