@@ -592,3 +592,20 @@ fn blocks_of_4_kib_go_fifteen_to_a_slot_of_64_kib() {
     assert_eq!((counters(&world, 0).messages_sent, counters(&world, 0).blocks_packed), (9, 128));
     world.audit();
 }
+
+#[test]
+fn small_blocks_of_a_read_are_packed_too() {
+    let mut world = World::new(Config::default(), 58);
+    let spans: Vec<(usize, usize, usize)> = (0..100).map(|n| (64 + n * 300, n * 200, 150)).collect();
+    world.nodes[1].mem.set_data(0, &pattern(1, 20_000));
+    world.submit(0, 1, Direction::Read, &spans, Some(b"read"));
+    world.settle();
+    assert_eq!(world.result_of(0, 1), Some(&Ok(())));
+    for (local, remote, len) in spans {
+        assert_eq!(world.nodes[0].mem.data(local, len), world.nodes[1].mem.data(remote, len));
+        assert_eq!(world.nodes[0].mem.data(local + len, 150), [0; 150]);
+    }
+    assert_eq!((counters(&world, 1).messages_sent, counters(&world, 1).blocks_packed), (20, 100));
+    assert_eq!(world.nodes[1].delivered, [b"read".to_vec()]);
+    world.audit();
+}

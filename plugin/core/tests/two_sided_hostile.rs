@@ -411,7 +411,7 @@ fn mutate(rng: &mut Rng, index: usize, bytes: &mut Vec<u8>) {
             bytes[40..44].copy_from_slice(&len.to_le_bytes());
         }
         bytes[at..at + 4].fill(0);
-        let table = if index > 0 && bytes[5] == 4 { bytes[48] as usize * 40 } else { 0 };
+        let table = if index > 0 && matches!(bytes[5], 4 | 5) { bytes[48] as usize * 40 } else { 0 };
         let end = if index == 0 { bytes.len() } else { (64 + table).min(bytes.len()) };
         let crc = crc32c::crc32c(&bytes[..end]);
         bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());

@@ -123,7 +123,7 @@ impl Channel {
         bytes.resize(prefix_bytes, 0);
         mem.read_slot(slot, DATA_HEADER_BYTES as u32, &mut bytes[DATA_HEADER_BYTES..]);
         blocks.clear();
-        if header.kind == DataKind::Pack {
+        if header.kind.is_pack() {
             decode_blocks(header, &bytes[DATA_HEADER_BYTES..], blocks).map_err(wrong)?;
         } else {
             blocks.push(header.block);
@@ -139,7 +139,7 @@ impl Channel {
         }
         let mut at = prefix_bytes as u32;
         for block in blocks.iter() {
-            if header.kind == DataKind::ReadResp {
+            if matches!(header.kind, DataKind::ReadResp | DataKind::ReadPack) {
                 self.take_read_chunk(now, slot, at, block, whole.is_ok())?;
             } else {
                 self.take_write_chunk(slot, at, block, whole.is_ok(), mem)?;

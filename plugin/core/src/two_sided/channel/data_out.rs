@@ -8,7 +8,7 @@ use super::{Channel, Step};
 use crate::ids::Nanos;
 use crate::two_sided::chunks::Chunk;
 use crate::two_sided::codec::{
-    Block, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, encode_message, pack_prefix_bytes,
+    Block, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, Status, encode_message, pack_prefix_bytes,
 };
 use crate::two_sided::outbox::{Flow, Next};
 use crate::two_sided::setup::{Place, Span, TwoMemory};
@@ -71,26 +71,60 @@ impl Channel {
         transfer: u64,
         mem: &dyn TwoMemory,
     ) -> Option<Option<Step>> {
-        let serving = self.durable.inbox.serving(transfer).expect("it was its turn");
-        let nth = serving.next;
-        let block = serving.map.block(transfer, nth);
-        // It may have been withdrawn since it was asked for.
-        if let Err(status) = mem.check(block.region, block.offset, block.len.into(), Direction::Read) {
+        if let Err((status, nth)) = self.choose_read(transfer, mem) {
             self.durable.inbox.stop_serving(transfer, status, nth);
             return None;
         }
-        self.work.spans.clear();
-        self.work.spans.push(Span { from: Place::Region(block.region, block.offset), len: block.len });
-        self.work.blocks.clear();
-        let Some(send_slot) = self.pick_source(pack_prefix_bytes(0), mem) else { return Some(None) };
-        let serving = self.durable.inbox.serving(transfer).expect("just looked at");
-        serving.next += 1;
+        let count = self.work.blocks.len() as u32;
+        let table = if count > 1 { count } else { 0 };
+        let Some(send_slot) = self.pick_source(pack_prefix_bytes(table), mem) else { return Some(None) };
+        let serving = self.durable.inbox.serving(transfer).expect("it was its turn");
+        serving.next += count;
         serving.in_flight += 1;
         serving.since = now;
+        let bytes: u64 = self.work.blocks.iter().map(|block| u64::from(block.len)).sum();
+        let (kind, block) = if count > 1 {
+            self.counters.packs_sent += 1;
+            self.counters.blocks_packed += u64::from(count);
+            (DataKind::ReadPack, Block::of_pack(count, bytes as u32 + count * PACK_BLOCK_BYTES as u32))
+        } else {
+            (DataKind::ReadResp, self.work.blocks.pop().expect("one was chosen"))
+        };
         let flows = Flows::One(Flow::Serve(transfer));
-        let step = self.post_data(now, lane, DataKind::ReadResp, block, flows, send_slot);
-        self.durable.outbox.spent(Next::Ring(Flow::Serve(transfer)), block.len.into());
+        let step = self.post_data(now, lane, kind, block, flows, send_slot);
+        self.durable.outbox.spent(Next::Ring(Flow::Serve(transfer)), bytes);
         Some(Some(step))
+    }
+
+    /// Which chunks of a READ go into the next message, with their places; `Err`: the first of them may not be read any more.
+    fn choose_read(&mut self, transfer: u64, mem: &dyn TwoMemory) -> Result<(), (Status, u32)> {
+        let pack_bytes = self.setup.limits.pack_bytes;
+        let mut room = u64::from(self.setup.slot_bytes) - pack_prefix_bytes(0) as u64;
+        let (blocks, spans) = (&mut self.work.blocks, &mut self.work.spans);
+        blocks.clear();
+        spans.clear();
+        let serving = self.durable.inbox.serving(transfer).expect("it was its turn");
+        for nth in serving.next..serving.map.total() {
+            let block = serving.map.block(transfer, nth);
+            let cost = u64::from(block.len) + PACK_BLOCK_BYTES as u64;
+            let packs = block.len <= pack_bytes && cost <= room && blocks.len() < MAX_BLOCKS;
+            if !packs && !blocks.is_empty() {
+                break;
+            }
+            // It may have been withdrawn since it was asked for.
+            match mem.check(block.region, block.offset, block.len.into(), Direction::Read) {
+                Err(status) if blocks.is_empty() => return Err((status, nth)),
+                Err(_) => break,
+                Ok(()) => {}
+            }
+            spans.push(Span { from: Place::Region(block.region, block.offset), len: block.len });
+            blocks.push(block);
+            if !packs {
+                break;
+            }
+            room -= cost;
+        }
+        Ok(())
     }
 
     fn send_write(&mut self, now: Nanos, lane: usize, next: Next, mem: &dyn TwoMemory) -> Option<Step> {
@@ -237,7 +271,7 @@ impl Channel {
             block,
         };
         self.work.bytes.clear();
-        let blocks: &[Block] = if kind == DataKind::Pack { &self.work.blocks } else { &[] };
+        let blocks: &[Block] = if kind.is_pack() { &self.work.blocks } else { &[] };
         encode_message(&header, blocks, self.setup.slot_bytes, &mut self.work.bytes)
             .expect("own messages keep the limits");
     }

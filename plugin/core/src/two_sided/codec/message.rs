@@ -4,7 +4,7 @@
 //!   0 magic u32   4 version u8   5 kind u8   6 flags u16   8 session u64   16 epoch u32   20 chunk u32   24 transfer u64
 //!  32 region u64 40 offset u64  48 total u32 52 len u32   56 lane_seq u32 60 crc32c u32  64 bytes
 //! ```
-//! PACK: transfer, region, offset and chunk are 0, total counts blocks, len counts all bytes behind the header:
+//! PACK and READ_PACK: transfer, region, offset and chunk are 0, total counts blocks, len counts all bytes behind the header:
 //! `total × { transfer u64 · region u64 · offset u64 · chunk u32 · total u32 · len u32 · 0 u32 }`, then the blocks' bytes.
 //! NOP: all 0 but session, epoch and lane_seq. The checksum covers the header (itself as 0) and a PACK's table; with the flag also
 //! the bytes.
@@ -36,6 +36,19 @@ pub enum DataKind {
     Nop = 3,
     /// Several small chunks for the receiver's regions.
     Pack = 4,
+    /// Several small chunks of what the receiver asked for.
+    ReadPack = 5,
+}
+
+impl DataKind {
+    /// All of them.
+    pub const ALL: [DataKind; 5] =
+        [DataKind::Write, DataKind::ReadResp, DataKind::Nop, DataKind::Pack, DataKind::ReadPack];
+
+    /// A table of blocks follows the header.
+    pub fn is_pack(self) -> bool {
+        matches!(self, DataKind::Pack | DataKind::ReadPack)
+    }
 }
 
 /// Header of a message, without what is constant.
@@ -189,17 +202,17 @@ fn check_fields(header: &DataHeader) -> Result<(), MessageError> {
     match kind {
         DataKind::Write | DataKind::ReadResp => return check_block(kind, block),
         DataKind::Nop if *block == Block::NONE => {}
-        DataKind::Pack if Block::of_pack(block.total, block.len) == *block => {
+        DataKind::Pack | DataKind::ReadPack if Block::of_pack(block.total, block.len) == *block => {
             let table = u64::from(block.total) * PACK_BLOCK_BYTES as u64;
             // Every block has at least one byte.
             if block.total == 0 || table + u64::from(block.total) > block.len.into() {
                 return Err(MessageError::Blocks { count: block.total, len: block.len });
             }
         }
-        DataKind::Nop | DataKind::Pack if block.transfer != 0 => {
+        _ if block.transfer != 0 => {
             return Err(MessageError::Transfer { kind, transfer: block.transfer });
         }
-        DataKind::Nop | DataKind::Pack => return Err(MessageError::Unused(kind)),
+        _ => return Err(MessageError::Unused(kind)),
     }
     Ok(())
 }
@@ -220,7 +233,7 @@ pub fn encode_message(
         let len = header.block.len.saturating_add(DATA_HEADER_BYTES as u32);
         return Err(MessageError::Size { len, slot_bytes });
     }
-    if header.kind == DataKind::Pack {
+    if header.kind.is_pack() {
         check_blocks(&header.block, blocks)?;
     }
     let begin = out.len();
@@ -286,8 +299,7 @@ impl DataHeader {
         if bytes[4] != VERSION {
             return Err(MessageError::Version(bytes[4]));
         }
-        let kinds = [DataKind::Write, DataKind::ReadResp, DataKind::Nop, DataKind::Pack];
-        let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[5]);
+        let kind = DataKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]);
         let kind = kind.ok_or(MessageError::Kind(bytes[5]))?;
         let flags = u16::from_le_bytes([bytes[6], bytes[7]]);
         if flags & !FLAG_DATA_CRC != 0 {
@@ -320,7 +332,7 @@ impl DataHeader {
     /// Bytes in front of the data.
     pub fn prefix_bytes(&self) -> usize {
         match self.kind {
-            DataKind::Pack => pack_prefix_bytes(self.block.total),
+            DataKind::Pack | DataKind::ReadPack => pack_prefix_bytes(self.block.total),
             DataKind::Write | DataKind::ReadResp | DataKind::Nop => DATA_HEADER_BYTES,
         }
     }

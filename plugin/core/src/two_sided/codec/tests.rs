@@ -251,7 +251,7 @@ fn decode_message(bytes: &[u8], blocks: &mut Vec<Block>) -> Result<DataHeader, M
     let header = DataHeader::decode(head, bytes.len() as u32, SLOT)?;
     let prefix = &bytes[..header.prefix_bytes()];
     check_crc(&header, prefix, |crc| crc32c::crc32c_append(crc, &bytes[prefix.len()..]))?;
-    if header.kind == DataKind::Pack {
+    if header.kind.is_pack() {
         decode_blocks(&header, &prefix[DATA_HEADER_BYTES..], blocks)?;
     }
     Ok(header)
@@ -283,7 +283,7 @@ fn each_fault_of_a_data_message_has_its_own_error() {
     );
     assert!(matches!(refuse(write, &[], &|b| b[3] = 0), MessageError::Magic(_)));
     assert_eq!(refuse(write, &[], &|b| b[4] = 0), MessageError::Version(0));
-    assert_eq!(refuse(write, &[], &|b| b[5] = 5), MessageError::Kind(5));
+    assert_eq!(refuse(write, &[], &|b| b[5] = 6), MessageError::Kind(6));
     assert_eq!(refuse(write, &[], &|b| b[6] = 2), MessageError::Flags(2));
     assert_eq!(refuse(write, &[], &|b| b.push(0)), MessageError::Length { told: 3, received: 4 });
     let none = MessageError::Transfer { kind: DataKind::Write, transfer: 0 };
@@ -456,7 +456,7 @@ proptest! {
         let _ = decode_frame(&bytes, &mut Lists::default());
         let mut bytes = bytes;
         if bytes.len() >= 64 {
-            bytes[..8].copy_from_slice(&[b'B', b't', b'n', b'D', 1, kind % 6, 0, 0]);
+            bytes[..8].copy_from_slice(&[b'B', b't', b'n', b'D', 1, kind % 7, 0, 0]);
             let behind = (bytes.len() - 64) as u32;
             bytes[52..56].copy_from_slice(&behind.to_le_bytes());
         }
@@ -465,7 +465,7 @@ proptest! {
 
     #[test]
     fn data_messages_survive_the_wire(
-        kind in 0u8..3, transfer in 1u64.., region in any::<u64>(), offset in 0..u64::MAX - 4096, total in 1..=MAX_CHUNKS,
+        kind in 0u8..4, transfer in 1u64.., region in any::<u64>(), offset in 0..u64::MAX - 4096, total in 1..=MAX_CHUNKS,
         chunk in any::<prop::sample::Index>(), lens in prop::collection::vec(1u32..100, 1..20), lane_seq in any::<u32>(),
         data_crc in any::<bool>(),
     ) {
@@ -478,7 +478,8 @@ proptest! {
             1 => (DataKind::ReadResp, one(lens[0]), vec![]),
             _ => {
                 let len = lens.iter().sum::<u32>() + (blocks.len() * PACK_BLOCK_BYTES) as u32;
-                (DataKind::Pack, Block::of_pack(blocks.len() as u32, len), blocks)
+                let kind = if kind == 2 { DataKind::Pack } else { DataKind::ReadPack };
+                (kind, Block::of_pack(blocks.len() as u32, len), blocks)
             }
         };
         let header = DataHeader { kind, data_crc, session: SessionId(transfer ^ 5), epoch: Epoch(lane_seq ^ 1), lane_seq, block };
