@@ -1,4 +1,4 @@
-//! Two executors over the TCP fabric: real memory, real slots, every byte compared.
+//! Two executors over the TCP fabric, in the guest also over RDMA: real memory, real slots, every byte compared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use baton_core::two_sided::setup::{TwoLane, TwoLimits, TwoSetup};
 use baton_core::{Epoch, LaneId, Nanos, RegionId, SessionId};
 use baton_fabric::{Completion, EndpointConfig, EndpointId, Fabric};
 use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
+use baton_fabric_verbs::{VerbsConfig, VerbsFabric};
 
 use super::*;
 
@@ -70,7 +71,7 @@ impl Regions for Data {
 }
 
 struct Side {
-    fabric: Arc<TcpFabric>,
+    fabric: Arc<dyn Fabric>,
     /// Always there but for the moment between two epochs.
     exec: Option<Executor>,
     bounce: SharedBounce,
@@ -88,22 +89,38 @@ struct Pair {
     epoch: u32,
 }
 
-fn fabric() -> Arc<TcpFabric> {
-    let listen = Some("127.0.0.1".parse().unwrap());
-    TcpFabric::new(TcpConfig { listen, user_timeout: PATIENCE, ..TcpConfig::default() }).unwrap()
+fn tcp() -> [Arc<dyn Fabric>; 2] {
+    [0, 1].map(|_| {
+        let listen = Some("127.0.0.1".parse().unwrap());
+        let config = TcpConfig { listen, user_timeout: PATIENCE, ..TcpConfig::default() };
+        TcpFabric::new(config).unwrap() as Arc<dyn Fabric>
+    })
+}
+
+fn rdma() -> [Arc<dyn Fabric>; 2] {
+    let named = std::env::var("BATON_TEST_DEVICES").unwrap_or("rxe0,rxe1".into());
+    let (first, second) = named.split_once(',').expect("two devices");
+    [first, second].map(|device| {
+        let mut config = VerbsConfig::default();
+        for (key, value) in [("devices", device), ("ib_timeout", "18")] {
+            assert!(config.set(key, value).expect("a valid setting"), "setting {key} exists");
+        }
+        let fabric = VerbsFabric::open(config).unwrap_or_else(|e| panic!("device {device}: {e}"));
+        fabric as Arc<dyn Fabric>
+    })
 }
 
 /// Endpoints of one side with their RECVs posted, and what the other side needs of it.
 struct Prepared {
-    fabric: Arc<TcpFabric>,
+    fabric: Arc<dyn Fabric>,
     bounce: SharedBounce,
     area: ChannelArea,
     endpoints: Vec<(EndpointId, serde_json::Value)>,
     posted: Vec<Vec<SlotId>>,
 }
 
-fn prepare(fabric: Arc<TcpFabric>, bounce: SharedBounce, active: bool) -> Prepared {
-    let seam: Arc<dyn Fabric> = Arc::clone(&fabric) as Arc<dyn Fabric>;
+fn prepare(fabric: Arc<dyn Fabric>, bounce: SharedBounce, active: bool) -> Prepared {
+    let seam = Arc::clone(&fabric);
     let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH), (SEND_SLOTS, SLOT)).unwrap();
     let config = |control, (sq_depth, rq_depth)| EndpointConfig { sq_depth, rq_depth, active, control };
     let mut endpoints = vec![seam.create_endpoint(&config(true, CONTROL)).unwrap()];
@@ -161,7 +178,7 @@ fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [
             data_crc: n == 1,
             limits: TwoLimits::default(),
         };
-        let seam: Arc<dyn Fabric> = Arc::clone(&side.fabric) as Arc<dyn Fabric>;
+        let seam = Arc::clone(&side.fabric);
         Executor::new(
             seam,
             Arc::clone(&side.bounce),
@@ -175,11 +192,10 @@ fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [
 }
 
 impl Pair {
-    fn new() -> Pair {
-        let parts = [0, 1].map(|_| {
-            let fabric = fabric();
+    fn new(fabrics: [Arc<dyn Fabric>; 2]) -> Pair {
+        let parts = fabrics.map(|fabric| {
             let pool = PoolConfig { slot_bytes: SLOT, ..PoolConfig::default() };
-            let bounce = Bounce::new(Arc::clone(&fabric) as Arc<dyn Fabric>, pool, Nanos(0));
+            let bounce = Bounce::new(Arc::clone(&fabric), pool, Nanos(0));
             bounce.lock().pool.join(PEER);
             (fabric, bounce, Data::new())
         });
@@ -308,7 +324,7 @@ impl Side {
     }
 
     /// What succeeded on the way counts; then the endpoints go, and only then the channel is closed.
-    fn end(&mut self, now: Nanos) -> (Arc<TcpFabric>, SharedBounce, Arc<Data>, Durable) {
+    fn end(&mut self, now: Nanos) -> (Arc<dyn Fabric>, SharedBounce, Arc<Data>, Durable) {
         let endpoints = self.exec().endpoints();
         let deadline = Instant::now() + PATIENCE;
         while !endpoints.iter().all(|endpoint| self.fabric.is_quiet(*endpoint)) {
@@ -340,9 +356,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-#[test]
-fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte_over_tcp() {
-    let mut pair = Pair::new();
+fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte(fabrics: [Arc<dyn Fabric>; 2]) {
+    let mut pair = Pair::new(fabrics);
     let (len, at) = (5 << 20, 4096);
     pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
     pair.submit(0, 1, Direction::Write, &[(at, at + 64, len)], b"written");
@@ -373,9 +388,8 @@ fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte_over_tcp() {
     assert!(counters.blocks_packed == 128 && counters.nops_sent == 0, "{counters:?}");
 }
 
-#[test]
-fn notifications_of_any_length_arrive_in_order_over_tcp() {
-    let mut pair = Pair::new();
+fn notifications_of_any_length_arrive_in_order(fabrics: [Arc<dyn Fabric>; 2]) {
+    let mut pair = Pair::new(fabrics);
     let messages: Vec<Vec<u8>> = (0..300).map(|n| pattern(n, (n as usize * 97) % 20_000)).collect();
     for (token, message) in (0..).zip(&messages) {
         let resolve = if token % 2 == 0 { Resolve::Sent } else { Resolve::Taken };
@@ -391,9 +405,8 @@ fn notifications_of_any_length_arrive_in_order_over_tcp() {
     assert_eq!(pair.sides[1].delivered, messages);
 }
 
-#[test]
-fn a_refusal_over_tcp_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load() {
-    let mut pair = Pair::new();
+fn a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load(fabrics: [Arc<dyn Fabric>; 2]) {
+    let mut pair = Pair::new(fabrics);
     pair.sides[1].data.withdrawn.store(true, Ordering::Release);
     pair.submit(0, 1, Direction::Write, &[(0, 0, 1 << 20)], b"no");
     pair.until("it is refused", |sides| sides[0].done.len() == 1);
@@ -408,9 +421,10 @@ fn a_refusal_over_tcp_has_its_reason_and_the_pool_is_back_at_its_base_after_the_
     assert_eq!(pair.sides[1].delivered, [b"yes".to_vec()]);
 }
 
-#[test]
-fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once() {
-    let mut pair = Pair::new();
+fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once(
+    fabrics: [Arc<dyn Fabric>; 2],
+) {
+    let mut pair = Pair::new(fabrics);
     let (len, at) = (20 << 20, 4096);
     pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
     pair.submit(0, 1, Direction::Write, &[(at, at, len)], b"written");
@@ -438,3 +452,25 @@ fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byt
     assert!(b.data.at(0, at).iter().chain(b.data.at(at + len, 64).iter()).all(|byte| *byte == 0));
     assert!(b.exec().channel.counters().duplicate_chunks > 0, "what was there is noticed, not placed again");
 }
+
+macro_rules! over {
+    ($fabrics:ident, $mark:meta: $($name:ident),+) => {
+        mod $fabrics {
+            $(#[test] #[$mark] fn $name() {
+                super::$name(super::$fabrics());
+            })+
+        }
+    };
+}
+
+over!(tcp, cfg(test):
+    writes_and_reads_of_unregistered_memory_arrive_byte_for_byte,
+    notifications_of_any_length_arrive_in_order,
+    a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load,
+    a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once);
+
+over!(rdma, ignore = "needs RDMA devices: run it in the guest":
+    writes_and_reads_of_unregistered_memory_arrive_byte_for_byte,
+    notifications_of_any_length_arrive_in_order,
+    a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load,
+    a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once);
