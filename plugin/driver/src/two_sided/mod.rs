@@ -6,8 +6,6 @@
 mod area;
 mod bounce;
 mod exec;
-#[cfg(test)]
-mod tests;
 
 pub use area::Area;
 pub use bounce::{Bounce, SharedBounce};

@@ -16,7 +16,7 @@ use baton_fabric::{Completion, EndpointConfig, EndpointId, Fabric};
 use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
 use baton_fabric_verbs::{VerbsConfig, VerbsFabric};
 
-use super::*;
+use baton_driver::two_sided::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const REGION: RegionId = RegionId(0xDA7A);
