@@ -172,7 +172,7 @@ fn a_session_that_is_not_resumed_reports_every_transfer_and_every_notification()
     world.notify(0, 77, b"note", Resolve::Sent);
     world.drain();
     let mut node = world.nodes.remove(0);
-    let (durable, _) = node.channel.close(world.now, &mut node.pool);
+    let durable = node.channel.close(world.now, &mut node.pool).durable;
     let end = TwoEnd::Closed("the peer was restarted".into());
     let mut left = durable.abandon(&end);
     left.transfers.sort_by_key(|(token, _)| *token);
@@ -608,4 +608,22 @@ fn small_blocks_of_a_read_are_packed_too() {
     assert_eq!((counters(&world, 1).messages_sent, counters(&world, 1).blocks_packed), (20, 100));
     assert_eq!(world.nodes[1].delivered, [b"read".to_vec()]);
     world.audit();
+}
+
+#[test]
+fn a_transfer_whose_completion_never_comes_is_told_when_its_epoch_is_closed() {
+    let mut world = World::new(Config::default(), 59);
+    world.settle();
+    world.unpolled.extend([(0, 1), (0, 2)]);
+    write(&mut world, 1, 1000, 500, None);
+    world.settle();
+    assert_eq!(world.nodes[0].done, [], "acknowledged, but its SEND has not completed");
+    // A device that is gone gives no completions.
+    let mut node = world.nodes.remove(0);
+    node.channel.shut("the device is gone");
+    while node.channel.next_event().is_some() {}
+    let closed = node.channel.close(world.now, &mut node.pool);
+    assert_eq!(closed.done, [(1, Ok(()))]);
+    assert_eq!(closed.durable.transfers(), 0);
+    node.pool.audit();
 }

@@ -493,7 +493,10 @@ fn run(seed: u64, causes: &mut BTreeSet<String>) {
 fn changed_bytes_never_panic_and_never_land_elsewhere() {
     let seeds: Vec<u64> = match std::env::var("BATON_TEST_SEED") {
         Ok(seed) => vec![seed.parse().expect("BATON_TEST_SEED is a number")],
-        Err(_) => (0..300).collect(),
+        Err(_) => {
+            let count = std::env::var("BATON_TEST_SEEDS").map_or(300, |n| n.parse().expect("a number"));
+            (0..count).collect()
+        }
     };
     let (mut causes, all) = (BTreeSet::new(), seeds.len() > 1);
     for seed in seeds {

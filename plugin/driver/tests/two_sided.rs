@@ -339,9 +339,10 @@ impl Side {
         self.take_events();
         assert!(self.ended);
         endpoints.iter().for_each(|endpoint| self.fabric.destroy_endpoint(*endpoint));
-        let (durable, _) = self.exec.take().expect("an epoch is open").close(now);
+        let closed = self.exec.take().expect("an epoch is open").close(now);
+        self.done.extend(closed.done);
         assert_eq!(self.bounce.lock().pool.stats().lent, 0);
-        (Arc::clone(&self.fabric), Arc::clone(&self.bounce), Arc::clone(&self.data), durable)
+        (Arc::clone(&self.fabric), Arc::clone(&self.bounce), Arc::clone(&self.data), closed.durable)
     }
 }
 

@@ -72,7 +72,7 @@ impl World {
                 channel,
                 mut pool,
                 mem,
-                done,
+                mut done,
                 notes,
                 delivered,
                 placed,
@@ -80,7 +80,8 @@ impl World {
                 popped_by_itself,
                 ..
             } = node;
-            let (durable, _) = channel.close(now, &mut pool);
+            let closed = channel.close(now, &mut pool);
+            done.extend(closed.done);
             assert_eq!(pool.stats().lent, 0, "all slots came back");
             for job in pool_jobs {
                 match job {
@@ -94,7 +95,7 @@ impl World {
                     }
                 }
             }
-            parts.push((durable, pool, mem));
+            parts.push((closed.durable, pool, mem));
             kept.push((done, notes, delivered, placed, popped_by_itself));
         }
         let opened = open(&self.config, self.epoch, parts, now);

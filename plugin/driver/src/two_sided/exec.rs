@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use baton_core::two_sided::channel::{Channel, Durable};
+use baton_core::two_sided::channel::{Channel, Durable, TwoClosed};
 use baton_core::two_sided::codec::{
     CONTROL_SLOT_BYTES, DATA_HEADER_BYTES, Direction, Status, append_data_crc, extend_crc,
 };
 use baton_core::two_sided::pool::SlotId;
-use baton_core::two_sided::report::TwoCounters;
 use baton_core::two_sided::setup::{DataSend, Place, PlaceJob, Span, TwoAction, TwoMemory, TwoSetup};
 use baton_core::{Nanos, RegionId};
 use baton_fabric::{Batch, Completion, EndpointId, Extra, ExtraOp, Fabric, FabricError, RecvSlot};
@@ -211,7 +210,7 @@ impl Executor {
     }
 
     /// Ends it, after its endpoints were fenced, drained and destroyed.
-    pub fn close(self, now: Nanos) -> (Durable, TwoCounters) {
+    pub fn close(self, now: Nanos) -> TwoClosed {
         self.channel.close(now, &mut self.bounce.lock().pool)
     }
 }

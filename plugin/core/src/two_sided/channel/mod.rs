@@ -70,6 +70,17 @@ impl Durable {
     }
 }
 
+/// What is left of an epoch.
+#[derive(Debug)]
+pub struct TwoClosed {
+    /// For the next epoch, or to be abandoned.
+    pub durable: Durable,
+    /// Transfers that were only waiting for completions which do not come any more; their memory is quiet now.
+    pub done: Vec<(u64, Result<(), XferFailure>)>,
+    /// Counters.
+    pub counters: TwoCounters,
+}
+
 /// What ended with a session.
 #[derive(Debug)]
 pub struct Abandoned {
@@ -461,8 +472,9 @@ impl Channel {
     }
 
     /// Ends it: endpoints are destroyed, all copies have ended, all events were taken. Its RECVs go back to the pool.
-    pub fn close(mut self, now: Nanos, pool: &mut Pool) -> (Durable, TwoCounters) {
+    pub fn close(mut self, now: Nanos, pool: &mut Pool) -> TwoClosed {
         assert_eq!(self.copies, 0, "copies end before their epoch is closed");
+        assert!(self.events.is_empty(), "events are taken before their epoch is closed");
         self.deaf = true;
         for lane in 0..self.lanes.len() {
             while let Some(slot) = self.lanes[lane].posted.pop_front() {
@@ -472,16 +484,16 @@ impl Channel {
                 self.on_cargo(now, cargo, WcStatus::Flushed);
             }
         }
-        assert!(
-            self.events.iter().all(|event| matches!(event, TwoEvent::XferDone { .. })),
-            "events are taken first"
-        );
         self.durable.request_known = self.request.known();
         self.durable.outbox.restart(now);
         self.durable.inbox.restart();
         self.durable.notes_out.restart();
         self.durable.notes_in.restart();
-        (self.durable, self.counters)
+        let done = self.events.into_iter().filter_map(|event| match event {
+            TwoEvent::XferDone { token, result } => Some((token, result)),
+            _ => None,
+        });
+        TwoClosed { done: done.collect(), durable: self.durable, counters: self.counters }
     }
 
     fn end(&mut self, reason: TwoEnd) {
