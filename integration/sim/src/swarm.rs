@@ -379,6 +379,14 @@ impl Swarm {
         self.pump(way)
     }
 
+    /// Once nothing waits: all credit comes back, so that what is missing was lost.
+    fn account(&mut self, way: Way) -> Check {
+        if let Some(open) = self.working(way) {
+            open.session.announce_all();
+        }
+        self.look(way, false)
+    }
+
     fn fault(&mut self) {
         let way @ (link, side) = self.random_way();
         let [a, b] = self.links[link].nodes;
@@ -447,6 +455,9 @@ impl Swarm {
                     self.pop((link, side), usize::MAX)?;
                     if self.world.next_event_ns().is_none() {
                         self.look((link, side), true)?;
+                    }
+                    if idle_turns > 4 {
+                        self.account((link, side))?;
                     }
                 }
             }

@@ -69,8 +69,8 @@ fn caught(sabotage: Sabotage) -> String {
 fn caught_in(notify: NotifyMode, sabotage: Sabotage) -> String {
     let (faults, sabotage, notify) = (false, Some(sabotage), Some(notify));
     let options = Options { faults, sabotage, notify, ..Options::default() };
-    let failure = (0..50).find_map(|seed| run(seed, options).err());
-    failure.unwrap_or_else(|| panic!("50 seeds did not notice {sabotage:?} with {notify:?}")).what
+    let failure = (0..200).find_map(|seed| run(seed, options).err());
+    failure.unwrap_or_else(|| panic!("200 seeds did not notice {sabotage:?} with {notify:?}")).what
 }
 
 #[test]

@@ -200,6 +200,12 @@ impl RecvCredit {
         self.granted - self.announced
     }
 
+    /// The peer has less than half of it left. Nothing that it sends takes more at once: one RECV of an endpoint, and of a
+    /// ring a record of a quarter with as much skipped in front of it.
+    pub fn is_low(&self) -> bool {
+        2 * (self.announced - self.received) < self.depth
+    }
+
     /// Taken and not yet made available again.
     pub fn to_grant(&self) -> u64 {
         self.depth - (self.granted - self.received)

@@ -74,7 +74,8 @@ impl Session {
         // Only an immediate needs a WRITE to ride on.
         let holds_back = notified && work.op() == Op::Write && self.setup.notify == NotifyMode::Immediate;
         for (nth, range) in work.lanes().iter().enumerate() {
-            let stop = range.end - u32::from(holds_back && nth > 0);
+            let rides = nth > 0 || tell.is_empty_message();
+            let stop = range.end - u32::from(holds_back && rides);
             transfer.parts.push(Part { lane: range.lane, next: range.start, stop, end: range.end });
         }
         transfer.parts_left = transfer.parts.iter().filter(|part| part.next < part.stop).count() as u8;
@@ -84,8 +85,16 @@ impl Session {
             self.lanes[usize::from(lane.0)].turns.push_back(xfer);
         } else {
             self.queue_parts(xfer, 0);
+            self.tail_if_nothing_else(xfer);
         }
         Ok(())
+    }
+
+    /// All its data waits for the tail.
+    fn tail_if_nothing_else(&mut self, xfer: u32) {
+        if self.transfers[xfer].parts_left == 0 {
+            self.all_data_posted(xfer);
+        }
     }
 
     fn queue_parts(&mut self, xfer: u32, from: usize) {
@@ -113,6 +122,7 @@ impl Session {
 
     /// A slice of the transfer whose turn it is, on the first lane that can take one.
     pub(crate) fn decide_data(&mut self, _now: Nanos, mem: &dyn SessionMemory) -> Option<PostStep> {
+        let mut passed = false;
         let lanes = self.lanes.len();
         // Starting behind the lane served last, so that none starves when bytes are the limit.
         let first = if self.next_lane < lanes { self.next_lane } else { 0 };
@@ -121,28 +131,37 @@ impl Session {
             if self.ended.is_some() {
                 return None;
             }
-            if let Some(&xfer) = self.lanes[lane].turns.front()
-                && let Some(step) = self.take_turn(lane, xfer, mem)
-            {
-                return Some(step);
+            while let Some(&xfer) = self.lanes[lane].turns.front() {
+                match self.take_turn(lane, xfer, mem) {
+                    Turn::Step(step) => return Some(step),
+                    Turn::Wait => break,
+                    Turn::Pass => passed = true,
+                }
             }
         }
-        None
+        // What gave up its turn may have nothing left but its tail.
+        passed.then(|| self.decide_tails(mem)).flatten()
     }
 
-    fn take_turn(&mut self, lane: usize, xfer: u32, mem: &dyn SessionMemory) -> Option<PostStep> {
+    fn take_turn(&mut self, lane: usize, xfer: u32, mem: &dyn SessionMemory) -> Turn {
         if self.transfers[xfer].state == State::Fresh {
             match self.try_whole(xfer, mem) {
-                Whole::Step(step) => return Some(step),
-                Whole::Wait => return None,
+                Whole::Step(step) => return Turn::Step(step),
+                Whole::Wait => return Turn::Wait,
                 Whole::Slices => {
                     // Its other parts take their turns from now on.
                     self.transfers[xfer].state = State::Data;
                     self.queue_parts(xfer, 1);
+                    let Part { next, stop, .. } = self.transfers[xfer].parts[0];
+                    if next == stop {
+                        self.lanes[lane].turns.pop_front();
+                        self.tail_if_nothing_else(xfer);
+                    }
+                    return Turn::Pass;
                 }
             }
         }
-        self.try_slice(lane, xfer)
+        self.try_slice(lane, xfer).map_or(Turn::Wait, Turn::Step)
     }
 
     fn try_slice(&mut self, lane: usize, xfer: u32) -> Option<PostStep> {
@@ -279,11 +298,12 @@ impl Session {
             if port.recv_out.available() < 1 {
                 return Some(Blocked::Recv(part.lane));
             }
-            let record_bytes = if nth == 0 { self.next_record_bytes(xfer) } else { 0 };
+            let has_record = nth == 0 && !transfer.tells_empty_message();
+            let record_bytes = if has_record { self.next_record_bytes(xfer) } else { 0 };
             if !port.can_stage(record_bytes) {
                 return Some(Blocked::Staging(part.lane));
             }
-            if nth == 0 && !port.has_credit_for_record(record_bytes) {
+            if has_record && !port.has_credit_for_record(record_bytes) {
                 return Some(Blocked::RingBytes(part.lane));
             }
         }
@@ -324,8 +344,9 @@ impl Session {
             self.tail_run = Some(TailRun { part: nth + 1, ..run });
         }
         let (bytes, fenced) = (sum_bytes(transfer.work(), start, end), op == Op::Read && whole);
-        let tail = Imm::of(ImmKind::Tail, lanes, seq);
-        let (imm, extra) = if nth == 0 {
+        let (is_first, is_empty) = (nth == 0, transfer.tells_empty_message());
+        let tail = Imm::of(if is_first { ImmKind::Empty } else { ImmKind::Tail }, lanes, seq);
+        let (imm, extra) = if is_first && !is_empty {
             let imm = Imm::of(ImmKind::Record, lanes, seq);
             self.begin_payload(imm);
             self.encode_part(xfer, RecordScope::Transfer { seq, lanes });
@@ -418,6 +439,15 @@ impl Session {
                 Some(Blocked::Recv(_) | Blocked::RingBytes(_) | Blocked::Fragments(_))
             ) || self.note_waits_for_credit())
     }
+}
+
+/// What became of a transfer's turn on a lane.
+enum Turn {
+    Step(PostStep),
+    /// It keeps it.
+    Wait,
+    /// It gave it up.
+    Pass,
 }
 
 enum Whole {

@@ -33,6 +33,8 @@ pub fn unwrap24(seq_low: u32, lowest: XferSeq) -> Option<XferSeq> {
 pub enum ImmKind {
     /// The last work request of a lane.
     Tail,
+    /// As [`ImmKind::Tail`], in the place of a record: the transfer tells an empty message.
+    Empty,
     /// This work request wrote a record into the endpoint's ring (and nothing of the transfer follows on this lane).
     Record,
 }
@@ -51,7 +53,7 @@ pub struct Imm {
 /// Why an immediate means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImmError {
-    /// Kinds 2 and 3 do not exist.
+    /// Kind 3 does not exist.
     #[error("kind {0} does not exist")]
     Kind(u8),
     /// More lanes than the session has.
@@ -79,6 +81,7 @@ impl Imm {
         let kind: u32 = match self.kind {
             ImmKind::Tail => 0,
             ImmKind::Record => 1,
+            ImmKind::Empty => 2,
         };
         (kind << 30) | (u32::from(self.lanes - 1) << SEQ_BITS) | self.seq_low
     }
@@ -88,6 +91,7 @@ impl Imm {
         let kind = match imm >> 30 {
             0 => ImmKind::Tail,
             1 => ImmKind::Record,
+            2 => ImmKind::Empty,
             other => return Err(ImmError::Kind(other as u8)),
         };
         let lanes = ((imm >> SEQ_BITS) & 0x3F) as u8 + 1;

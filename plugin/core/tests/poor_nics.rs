@@ -284,10 +284,12 @@ fn payloads_that_cannot_be_end_the_epoch() {
     assert_eq!(error, SendError::Epoch { got: 2, expected: 1 });
     let error = is_send(violation(1, &payload(word(ImmKind::Tail, 2, 1), 1, b"x")));
     assert_eq!(error, SendError::Length { len: 9, announced: 8 });
-    for kind in [2, 3] {
-        assert!(matches!(violation(1, &payload(kind << 30, 1, b"")), Violation::Immediate { .. }));
-        assert!(matches!(violation(0, &payload(kind << 30, 1, b"")), Violation::Immediate { .. }));
-    }
+    assert!(matches!(violation(1, &payload(3 << 30, 1, b"")), Violation::Immediate { .. }));
+    assert!(matches!(violation(0, &payload(3 << 30, 1, b"")), Violation::Immediate { .. }));
+    let empty = word(ImmKind::Empty, 1, 1);
+    assert!(matches!(violation(0, &payload(empty, 1, b"")), Violation::TailOnControl { .. }));
+    let error = is_send(violation(1, &payload(empty, 1, b"x")));
+    assert_eq!(error, SendError::Length { len: 9, announced: 8 });
     assert!(matches!(violation(0, &tail), Violation::Immediate { .. } | Violation::TailOnControl { .. }));
     // The window of numbers and the lanes, as with immediates.
     let tail_of = |lanes, seq| violation(1, &payload(word(ImmKind::Tail, lanes, seq), 1, b""));

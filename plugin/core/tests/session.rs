@@ -269,7 +269,9 @@ fn imm(kind: ImmKind, lanes: u8, seq: u64) -> u32 {
 fn forged_immediates_end_the_epoch() {
     let config = Config::default;
     let violation = |index, imm| violation_after(config(), index, imm);
-    assert!(matches!(violation(1, 2 << 30), Violation::Immediate { .. }));
+    assert!(matches!(violation(1, imm(ImmKind::Empty, 1, 0)), Violation::SequenceOutside { .. }), "a repeat");
+    assert!(matches!(violation(1, imm(ImmKind::Empty, 3, 1)), Violation::Immediate { .. }), "3 lanes of 2");
+    assert!(matches!(violation(0, imm(ImmKind::Empty, 1, 0)), Violation::TailOnControl { .. }));
     assert!(matches!(violation(1, 3 << 30), Violation::Immediate { .. }));
     assert!(matches!(violation(0, imm(ImmKind::Tail, 1, 0)), Violation::TailOnControl { .. }));
     assert!(matches!(violation(0, imm(ImmKind::Record, 2, 0)), Violation::Immediate { .. }));

@@ -113,3 +113,83 @@ fn a_record_that_promises_an_id_and_has_none_ends_the_epoch() {
         assert!(world.nodes[1].landed.is_empty() && world.nodes[1].delivered.is_empty());
     }
 }
+
+#[test]
+fn an_empty_message_costs_no_work_request_of_a_write_and_no_ring_bytes() {
+    for (lanes, len) in [(1, 200), (3, 3000)] {
+        let mut world = World::new(Config { lanes, ..Config::default() }, 3);
+        world.nodes[0].mem.set_data(0, &pattern(7, len));
+        let work = world.prepare(Op::Write, &[(0, 0, len)]);
+        let work_requests = work.templates().len();
+        world.submit(0, 7, work, Some(b""));
+        let posted: usize = world.nodes[0].batches.iter().map(|(_, n, _)| n).sum();
+        assert_eq!(posted, work_requests, "the immediates ride on the last WRITE of each lane");
+        world.settle();
+        assert_eq!(world.result_of(0, 7), Some(&Ok(())));
+        assert_eq!(world.nodes[1].mem.data(0, len + 8), [pattern(7, len), vec![0; 8]].concat());
+        assert_eq!(world.nodes[1].delivered, [Vec::<u8>::new()]);
+        let stats = world.nodes[0].session.stats();
+        assert!(stats.endpoints.iter().all(|end| end.ring_consumed == 0), "{stats:#?}");
+        world.audit();
+    }
+}
+
+#[test]
+fn empty_messages_wait_for_receives_with_their_last_write() {
+    both_modes(|notify| {
+        for op in [Op::Write, Op::Read] {
+            // Single WRITEs too, of which then nothing goes ahead.
+            let config = Config { notify, lanes: 2, rq: 1, sq: 8, ..Config::default() };
+            let mut world = World::new(config, 4);
+            let (source, target) = if op == Op::Write { (0, 1) } else { (1, 0) };
+            let len_of = |token: u64| if token.is_multiple_of(3) { 900 } else { 90 };
+            for token in 0..40 {
+                let at = token as usize * 1000;
+                world.nodes[source].mem.set_data(at, &pattern(token, len_of(token)));
+                let work = world.prepare(op, &[(at, at, len_of(token))]);
+                world.submit(0, token, work, (token % 4 != 3).then_some(b"".as_slice()));
+            }
+            world.settle();
+            for token in 0..40 {
+                let (at, len) = (token as usize * 1000, len_of(token));
+                assert_eq!(world.result_of(0, token), Some(&Ok(())), "{notify:?} {op:?} {token}");
+                let expected = [pattern(token, len), vec![0; 8]].concat();
+                assert_eq!(world.nodes[target].mem.data(at, len + 8), expected);
+            }
+            assert_eq!(world.nodes[1].delivered, vec![Vec::<u8>::new(); 30]);
+            world.audit();
+        }
+    });
+}
+
+#[test]
+fn a_lane_that_tells_of_nothing_and_a_record_beside_it_end_the_epoch() {
+    let mut world = World::new(Config::default(), 5);
+    let empty = |lanes, seq| Imm::of(ImmKind::Empty, lanes, XferSeq(seq)).encode();
+    world.forge(1, 1, empty(2, 0));
+    assert_eq!(world.nodes[1].ended, None);
+    world.forge(1, 2, empty(2, 0));
+    let expected = Violation::RecordCount { seq: 0, records: 2 };
+    assert_eq!(world.nodes[1].ended, Some(EndReason::Violation(expected)));
+    assert!(world.nodes[1].delivered.is_empty());
+}
+
+#[test]
+fn an_idle_receiver_tells_of_credit_only_when_the_peer_may_need_it() {
+    both_modes(|notify| {
+        let mut world = World::new(Config { notify, rq: 16, ..Config::default() }, 6);
+        for token in 0..100 {
+            let work = world.prepare(Op::Write, &[(0, 0, 200)]);
+            world.submit(0, token, work, Some(&[1; 20]));
+            world.settle();
+            // Before it sleeps.
+            world.nodes[1].session.flush_credit();
+            world.pump(1);
+            world.settle();
+        }
+        assert_eq!(world.nodes[1].delivered.len(), 100);
+        let writes = world.nodes[1].session.stats().counters.credit_writes;
+        assert!((10..=40).contains(&writes), "{writes} credit writes for 100 notifications, {notify:?}");
+        world.audit();
+    });
+}

@@ -134,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Announces all credit that is not announced yet: the rule before the engine sleeps (PROTOCOL §5).
+    /// Announces the credit that peers may need: the rule before the engine sleeps (PROTOCOL §5).
     pub(crate) fn flush_credit(self: &Arc<Self>) {
         loop {
             let next = self.credit_dirty.lock().pop();

@@ -14,6 +14,11 @@ const SILENT: u16 = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BodyFlags(u16);
 
+impl Body {
+    /// An empty message.
+    pub const EMPTY: Body = Body { flags: BodyFlags::MESSAGE, bytes: Vec::new() };
+}
+
 impl BodyFlags {
     /// A message and nothing else.
     pub const MESSAGE: BodyFlags = BodyFlags(0);
@@ -49,6 +54,11 @@ impl<'a> Tell<'a> {
     /// A message, or nothing at all.
     pub fn message(message: Option<&'a [u8]>) -> Tell<'a> {
         Tell { message, id: None }
+    }
+
+    /// An immediate alone tells it.
+    pub fn is_empty_message(&self) -> bool {
+        self.id.is_none() && self.message.is_some_and(<[u8]>::is_empty)
     }
 
     /// Nothing is told.

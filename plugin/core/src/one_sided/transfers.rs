@@ -76,6 +76,11 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
+    /// An immediate alone tells it, without a record.
+    pub(super) fn tells_empty_message(&self) -> bool {
+        self.notified && self.body.is_empty()
+    }
+
     pub(super) fn work(&self) -> &Prepared {
         self.work.as_deref().expect("a transfer with data has work")
     }

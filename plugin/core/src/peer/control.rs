@@ -8,7 +8,7 @@ use super::port::Cargo;
 use super::{
     Event, ExtraStep, Port, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure,
 };
-use crate::credit::{CreditWord, WORD_BYTES};
+use crate::credit::{CreditWord, RecvCredit, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
 use crate::notify::{
     BodyFlags, Fragment, NotifyMode, RECORD_HEADER_BYTES, Record, RecordScope, Standalone, Tell,
@@ -140,13 +140,35 @@ impl Outbox {
     }
 }
 
+/// What credit is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    /// What is enough to be worth a WRITE.
+    Worthwhile,
+    /// Also what a peer with half of its credit left may wait for: nothing will be worthwhile while nobody sends.
+    Needed,
+    /// Everything, however little.
+    All,
+}
+
+impl Urgency {
+    /// Whether `count` that the peer does not have are to be given, where `threshold` are worth it.
+    fn gives(self, count: u64, threshold: u64, credit: &RecvCredit) -> bool {
+        count > 0
+            && match self {
+                Urgency::Worthwhile => count >= threshold,
+                Urgency::Needed => count >= threshold || credit.is_low(),
+                Urgency::All => true,
+            }
+    }
+}
+
 /// Credit on its way to the peer.
 #[derive(Debug)]
 pub(crate) struct CreditOut {
     /// Something changed that may be worth telling.
     pub(crate) check: bool,
-    /// Tell everything, however little.
-    flush: bool,
+    urgency: Urgency,
     /// Credit writes ever posted. In flight are the last `in_flight` of them, fewer than there are slots before each.
     posted: u64,
     /// Credit writes in flight.
@@ -161,7 +183,7 @@ impl CreditOut {
         let entries = CREDIT_ENTRIES.min(sq_depth / 2);
         CreditOut {
             check: false,
-            flush: false,
+            urgency: Urgency::Worthwhile,
             posted: 0,
             in_flight: 0,
             entries,
@@ -331,9 +353,18 @@ impl Session {
         self.outbox.earliest = earliest;
     }
 
-    /// Announces everything, before the receiver idles: [`Session::next_action`] then yields RECVs and credit words.
+    /// Announces what the peer may need, before the receiver idles: [`Session::next_action`] then yields RECVs and credit words.
     pub fn flush_credit(&mut self) {
-        self.credit_out.flush = true;
+        self.announce(Urgency::Needed);
+    }
+
+    /// Announces everything, also what would not stop the peer from sending.
+    pub fn announce_all(&mut self) {
+        self.announce(Urgency::All);
+    }
+
+    fn announce(&mut self, urgency: Urgency) {
+        self.credit_out.urgency = self.credit_out.urgency.max(urgency);
         self.credit_out.check = true;
     }
 
@@ -375,7 +406,7 @@ impl Session {
         }
         if self.first_due().is_none() {
             self.credit_out.check = false;
-            self.credit_out.flush = false;
+            self.credit_out.urgency = Urgency::Worthwhile;
             return None;
         }
         let out = &self.credit_out;
@@ -386,10 +417,10 @@ impl Session {
     }
 
     fn decide_recv(&mut self) -> Option<Step> {
-        let flush = self.credit_out.flush;
+        let urgency = self.credit_out.urgency;
         for port in self.lanes.iter_mut().chain([&mut self.control]) {
             let n = port.recv_in.to_grant();
-            if n > 0 && (flush || n >= port.recv_threshold()) {
+            if urgency.gives(n, port.recv_threshold(), &port.recv_in) {
                 let first = port.recv_in.granted();
                 port.recv_in.grant(n);
                 self.counters.receives_reposted += n;
@@ -405,11 +436,12 @@ impl Session {
 
     /// Whether a word may be told at all, and whether it should be. `withheld`: credit is held back from the peer.
     fn word_due(&self, port: &Port, which: usize, withheld: bool) -> (bool, bool) {
-        let (unannounced, threshold) = if which == 0 {
-            (port.recv_in.unannounced(), port.recv_threshold())
+        let (credit, threshold) = if which == 0 {
+            (&port.recv_in, port.recv_threshold())
         } else {
-            (port.bytes_in.unannounced(), port.bytes_threshold())
+            (&port.bytes_in, port.bytes_threshold())
         };
+        let unannounced = credit.unannounced();
         if unannounced == 0 {
             return (false, false);
         }
@@ -418,7 +450,7 @@ impl Session {
             && matches!(port.ring_id, RingId::Control)
             && self.setup.notify == NotifyMode::Immediate;
         let may = always || !withheld;
-        (may, may && (self.credit_out.flush || unannounced >= threshold))
+        (may, may && self.credit_out.urgency.gives(unannounced, threshold, credit))
     }
 
     fn first_due(&self) -> Option<usize> {

@@ -76,7 +76,7 @@ impl Session {
         if withheld {
             self.credit_out.check = true;
             if !self.withholds() {
-                self.flush_credit();
+                self.announce_all();
             }
         }
     }
@@ -163,7 +163,7 @@ impl Session {
         let wrong = |error| Violation::Immediate { imm, ring, error };
         let decoded = Imm::decode(imm).map_err(wrong)?;
         let RingId::Lane(lane) = ring else {
-            if decoded.kind == ImmKind::Tail {
+            if decoded.kind != ImmKind::Record {
                 return Err(Violation::TailOnControl { imm });
             }
             if (decoded.lanes, decoded.seq_low) != (1, 0) {
@@ -179,6 +179,12 @@ impl Session {
             ImmKind::Tail => {
                 carrier.expect_length(ring, 0)?;
                 (self.inbound.unwrap(decoded.seq_low, lane)?, Arrival::Tail)
+            }
+            ImmKind::Empty => {
+                carrier.expect_length(ring, 0)?;
+                let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
+                self.unpopped.partial_messages += 1;
+                (seq, Arrival::Record(Body::EMPTY))
             }
             ImmKind::Record => {
                 let (record, part) = self.copy_record(ring, carrier, mem)?;
@@ -229,6 +235,10 @@ impl Session {
         part: Vec<u8>,
     ) -> Result<Option<Body>, Violation> {
         let on_control = ring == RingId::Control;
+        if record.fragment.is_some() {
+            // The sender may wait until it was taken, whatever credit it has.
+            self.announce_all();
+        }
         let parts = if on_control { &mut self.control_parts } else { &mut self.lane_parts };
         // Over the control endpoint messages come one after the other, so what is unfinished then was given up. Other lanes may
         // bring the record of another transfer meanwhile.

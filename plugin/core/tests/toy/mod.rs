@@ -623,7 +623,7 @@ impl World {
 
     pub fn flush(&mut self) {
         for n in [0, 1] {
-            self.nodes[n].session.flush_credit();
+            self.nodes[n].session.announce_all();
             self.pump(n);
         }
         self.settle();
