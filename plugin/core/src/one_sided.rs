@@ -132,22 +132,32 @@ impl Session {
                 return None;
             }
             while let Some(&xfer) = self.lanes[lane].turns.front() {
-                match self.take_turn(lane, xfer, mem) {
-                    Turn::Step(step) => return Some(step),
-                    Turn::Wait => break,
-                    Turn::Pass => passed = true,
+                let mut gave_up = false;
+                if let Some(step) = self.take_turn(lane, xfer, &mut gave_up, mem) {
+                    return Some(step);
                 }
+                if !gave_up {
+                    break;
+                }
+                passed = true;
             }
         }
         // What gave up its turn may have nothing left but its tail.
-        passed.then(|| self.decide_tails(mem)).flatten()
+        if passed { self.decide_tails(mem) } else { None }
     }
 
-    fn take_turn(&mut self, lane: usize, xfer: u32, mem: &dyn SessionMemory) -> Turn {
+    /// `gave_up`: nothing is left of the transfer on this lane but its tail.
+    fn take_turn(
+        &mut self,
+        lane: usize,
+        xfer: u32,
+        gave_up: &mut bool,
+        mem: &dyn SessionMemory,
+    ) -> Option<PostStep> {
         if self.transfers[xfer].state == State::Fresh {
             match self.try_whole(xfer, mem) {
-                Whole::Step(step) => return Turn::Step(step),
-                Whole::Wait => return Turn::Wait,
+                Whole::Step(step) => return Some(step),
+                Whole::Wait => return None,
                 Whole::Slices => {
                     // Its other parts take their turns from now on.
                     self.transfers[xfer].state = State::Data;
@@ -156,12 +166,13 @@ impl Session {
                     if next == stop {
                         self.lanes[lane].turns.pop_front();
                         self.tail_if_nothing_else(xfer);
+                        *gave_up = true;
+                        return None;
                     }
-                    return Turn::Pass;
                 }
             }
         }
-        self.try_slice(lane, xfer).map_or(Turn::Wait, Turn::Step)
+        self.try_slice(lane, xfer)
     }
 
     fn try_slice(&mut self, lane: usize, xfer: u32) -> Option<PostStep> {
@@ -439,15 +450,6 @@ impl Session {
                 Some(Blocked::Recv(_) | Blocked::RingBytes(_) | Blocked::Fragments(_))
             ) || self.note_waits_for_credit())
     }
-}
-
-/// What became of a transfer's turn on a lane.
-enum Turn {
-    Step(PostStep),
-    /// It keeps it.
-    Wait,
-    /// It gave it up.
-    Pass,
 }
 
 enum Whole {
