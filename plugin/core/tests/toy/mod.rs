@@ -4,8 +4,11 @@
 #![allow(dead_code)]
 
 mod mem;
+#[path = "../seeded/mod.rs"]
+mod seeded;
 
 pub use mem::*;
+pub use seeded::*;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,28 +19,6 @@ use baton_core::plan::{Pair as Span, Plan, PlanLimits};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
 use baton_fabric::*;
-
-/// A small, good enough generator.
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    pub fn new(seed: u64) -> Rng {
-        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-    pub fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 11) % n
-    }
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -660,10 +641,4 @@ impl World {
 
 fn sent(index: usize, seq: u64, status: WcStatus) -> Completion {
     Completion { endpoint: endpoint(index), kind: CompletionKind::Send, status, seq, len_bytes: 0 }
-}
-
-/// Bytes that tell which transfer they belong to.
-pub fn pattern(token: u64, len: usize) -> Vec<u8> {
-    let mut rng = Rng::new(token + 1);
-    (0..len).map(|_| rng.next() as u8).collect()
 }
