@@ -226,12 +226,14 @@ fn garbage_on_a_data_connection_ends_that_session_only() {
 fn immediates_that_mean_nothing_are_violations_that_end_that_session_only() {
     test("immediates_that_mean_nothing_are_violations_that_end_that_session_only", |scene| {
         let (lane, control) = (1, 0);
-        let unknown_kinds = [(lane, 0x8000_0000), (lane, 0xc000_0000)];
-        let a_number_out_of_every_window = (lane, 0x0080_0000);
+        let an_unknown_kind = [(lane, 0xc000_0000), (control, 0xc000_0000)];
+        let more_lanes_than_there_are = [(lane, 0x3f00_0000), (lane, 0xbf00_0000)];
+        let a_number_out_of_every_window = [(lane, 0x0080_0000), (lane, 0x8080_0000)];
         let a_record_that_was_never_written = [(lane, 0x4000_0000), (control, 0x4000_0000)];
-        let a_tail_on_control = (control, 0);
-        let all = unknown_kinds.into_iter().chain([a_number_out_of_every_window]);
-        let all = all.chain(a_record_that_was_never_written).chain([a_tail_on_control]);
+        let the_end_of_a_lane_on_control = [(control, 0), (control, 0x8000_0000)];
+        let all = an_unknown_kind.into_iter().chain(more_lanes_than_there_are);
+        let all = all.chain(a_number_out_of_every_window).chain(a_record_that_was_never_written);
+        let all = all.chain(the_end_of_a_lane_on_control);
         let mut count = 0;
         for (endpoint, imm) in all {
             let mut attacker = scene.attack();
@@ -258,7 +260,7 @@ fn stray_fragment(epoch: u32, scope: RecordScope) -> Vec<u8> {
 fn sends_that_mean_nothing_are_violations_that_end_that_session_only() {
     test("sends_that_mean_nothing_are_violations_that_end_that_session_only", |scene| {
         let (lane, control) = (1, 0);
-        let (tail, record) = (0u32, 0x4000_0000u32);
+        let (tail, record, empty) = (0u32, 0x4000_0000u32, 0x8000_0000u32);
         let say =
             |imm: u32, epoch: u32, more: &[u8]| [&imm.to_le_bytes()[..], &epoch.to_le_bytes(), more].concat();
         type Payload<'a> = Box<dyn Fn(u32) -> Vec<u8> + 'a>;
@@ -267,7 +269,9 @@ fn sends_that_mean_nothing_are_violations_that_end_that_session_only() {
             (lane, Box::new(|epoch| say(tail, epoch, b"")[..7].to_vec())),
             (lane, Box::new(|epoch| say(tail, epoch + 1, b""))),
             (lane, Box::new(|epoch| say(tail, epoch, b"more"))),
-            (lane, Box::new(|epoch| say(2 << 30, epoch, b""))),
+            (lane, Box::new(|epoch| say(empty, epoch, b"more"))),
+            (control, Box::new(|epoch| say(empty, epoch, b""))),
+            (lane, Box::new(|epoch| say(3 << 30, epoch, b""))),
             (control, Box::new(|epoch| say(3 << 30, epoch, b""))),
             (control, Box::new(|epoch| say(tail, epoch, b""))),
             (lane, Box::new(|epoch| say(record, epoch, b"BtnR"))),
