@@ -6,10 +6,10 @@
 //!   data and un-notified transfers pass it.
 //! * A transfer whose parts fit one slice each does both in one batch per lane (*whole*).
 //!
-//! With immediates a WRITE holds the last work request of every used lane but the record's back: it carries the TAIL. In send mode a
-//! SEND behind the data does. The record goes over the
-//! first used lane, behind its data. A READ that cannot be whole posts a single RECORD once all its data has arrived: nothing is left for other
-//! lanes to tell.
+//! With immediates a WRITE holds the last work request of every used lane but the record's back: it carries the TAIL. The record goes over
+//! the first used lane, behind its data; an empty message has none, so that lane's last work request is held back too and carries the
+//! EMPTY. In send mode a SEND behind the data carries each. A READ that cannot be whole posts a single RECORD or EMPTY once all its data
+//! has arrived: nothing is left for other lanes to tell.
 //!
 //! A message that does not fit one record goes ahead of its record in fragments, while the transfer is the head of the tail queue.
 

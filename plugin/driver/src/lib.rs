@@ -3,7 +3,8 @@
 //! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
 //! (`shared.rs`); a peer instance is `peer.rs`;
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
-//! sessions to fabrics; `service.rs` is the thread that sleeps on events.
+//! sessions to fabrics; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `landed.rs` ids of transfers
+//! that have landed. [`two_sided`] carries out two-sided channels; no engine uses it yet (PROTOCOL §6).
 
 mod blocks;
 mod clock;

@@ -65,16 +65,16 @@ impl Bounce {
 
     /// The slab of a slot, and where the slot begins there.
     pub fn place(&self, slot: SlotId) -> (&Area, usize) {
-        let begin = slot.index as usize * self.pool.config().slot_bytes as usize;
-        (&self.slabs[&slot.slab], begin)
+        self.slabs().place(slot)
     }
 
     /// The slot as a RECV of an endpoint on that rail.
     pub fn recv(&self, slot: SlotId, rail: u8, id: u32) -> Result<RecvSlot, FabricError> {
-        let (area, begin) = self.place(slot);
-        let len_bytes = self.pool.config().slot_bytes;
-        let local_key = area.local_key(rail, begin, len_bytes as usize)?;
-        Ok(RecvSlot { addr: area.addr(begin), local_key, len_bytes, id })
+        self.slabs().recv(slot, rail, id)
+    }
+
+    fn slabs(&self) -> Slabs<'_> {
+        Slabs { slabs: &self.slabs, slot_bytes: self.pool.config().slot_bytes as usize }
     }
 
     /// Books and memory at once.
@@ -94,6 +94,13 @@ pub(super) struct Slabs<'a> {
 impl<'a> Slabs<'a> {
     pub(super) fn place(&self, slot: SlotId) -> (&'a Area, usize) {
         (&self.slabs[&slot.slab], slot.index as usize * self.slot_bytes)
+    }
+
+    /// The slot as a RECV of an endpoint on that rail.
+    pub(super) fn recv(&self, slot: SlotId, rail: u8, id: u32) -> Result<RecvSlot, FabricError> {
+        let (area, begin) = self.place(slot);
+        let local_key = area.local_key(rail, begin, self.slot_bytes)?;
+        Ok(RecvSlot { addr: area.addr(begin), local_key, len_bytes: self.slot_bytes as u32, id })
     }
 
     pub(super) fn slot_bytes(&self) -> usize {

@@ -253,12 +253,7 @@ impl Post<'_> {
 
     fn recv_data(&self, endpoint: EndpointId, first: u64, slots: &[SlotId]) -> Result<(), FabricError> {
         let rail = self.fabric.rail(endpoint);
-        let len = self.slabs.slot_bytes();
-        let recvs = (first..).zip(slots).map(|(n, &slot)| {
-            let (area, begin) = self.slabs.place(slot);
-            let local_key = area.local_key(rail, begin, len)?;
-            Ok(RecvSlot { addr: area.addr(begin), local_key, len_bytes: len as u32, id: n as u32 })
-        });
+        let recvs = (first..).zip(slots).map(|(n, &slot)| self.slabs.recv(slot, rail, n as u32));
         self.fabric.post_recv(endpoint, &recvs.collect::<Result<Vec<_>, FabricError>>()?)
     }
 
