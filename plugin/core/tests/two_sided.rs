@@ -516,7 +516,7 @@ fn notifications_are_not_acknowledged_while_the_host_takes_none_and_memory_stays
     let mut popped = 0;
     while popped < 100 {
         assert!(popped < world.nodes[1].delivered.len(), "the rest follows");
-        world.nodes[1].channel.on_popped(1000);
+        world.nodes[1].channel.on_popped(1, 1000);
         popped += 1;
         world.settle();
     }

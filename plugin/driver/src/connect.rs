@@ -6,12 +6,12 @@ use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::{Peer, PeerState, PendingAttempt};
 use crate::shared::Shared;
-use baton_core::SessionId;
 use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
 use baton_core::wire::{
     Agreed, ConnInfo, ErrorCode, FabricOffer, FrameReader, Hello, Progress, ProtocolRange, Refusal,
     ResumeToken, parse_candidate,
 };
+use baton_core::{Nanos, SessionId};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,6 +134,11 @@ impl Shared {
             }
             Begin::Attach | Begin::WaitForDrain | Begin::Open { .. } => {}
         }
+    }
+
+    /// When a transfer that finds no session from now on is given up.
+    pub(crate) fn connect_deadline(&self) -> Nanos {
+        self.clock.now().plus_ms(self.scaled(CONNECT_MS).as_millis() as u64)
     }
 
     fn connect(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) {

@@ -15,6 +15,7 @@ use crate::selfcopy::SelfCopies;
 use crate::shared::{Counters, Shared, random_bytes};
 use crate::spin::Spinner;
 use crate::threads::Threads;
+use crate::two_sided::Bounces;
 use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
@@ -71,6 +72,7 @@ impl Driver {
             host,
             clock: Clock::start(),
             routes: fabrics.iter().map(|_| Routes::default()).collect(),
+            bounces: Bounces::new(fabrics.len()),
             fabrics,
             registry: RwLock::new(registry),
             regions: RwLock::new(HashMap::new()),
@@ -246,11 +248,7 @@ impl Driver {
         self.shared.usable()?;
         if *name == *self.shared.own_name {
             check_message(message.len())?;
-            self.shared.deliver(Notification {
-                name: self.shared.own_name(),
-                message: message.to_vec(),
-                peer: None,
-            });
+            self.shared.deliver(Notification::own(self.shared.own_name(), message.to_vec()));
             return Ok(());
         }
         let peer = self.shared.peer_named(name)?;

@@ -1,9 +1,11 @@
 //! The end of an epoch, in the order of PROTOCOL §8: an error that reaches the host means that no memory is touched any more.
 
-use crate::error::{Code, Error};
+use crate::channel::{Channel, OneSided};
+use crate::error::{Code, Error, Result};
 use crate::inbox::HostEvent;
-use crate::peer::{Channel, Conn, Peer, PeerState};
+use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::Shared;
+use crate::transfer::Xfer;
 use baton_core::peer::{EndReason, XferFailure};
 use baton_core::wire::LifelineFrame;
 use baton_fabric::{EndpointId, Fabric};
@@ -22,6 +24,13 @@ const DRAIN_LOOK_NS: i64 = 1_000_000;
 struct Fenced {
     fabric: Arc<dyn Fabric>,
     endpoints: Vec<EndpointId>,
+}
+
+/// What came to its end with an epoch; told once no lock is held.
+#[derive(Default)]
+pub(crate) struct Ended {
+    pub transfers: Vec<(Arc<Xfer>, Result<()>)>,
+    pub partial_seqs: Vec<u64>,
 }
 
 impl Shared {
@@ -77,6 +86,9 @@ impl Shared {
             lifeline.send(&frame);
         }
         channel.endpoints.iter().for_each(|endpoint| channel.fabric.fence(*endpoint));
+        if let Some(two) = &mut channel.two_sided {
+            two.exec.channel.shut(&reason.to_string());
+        }
         channel.reason = Some(reason);
         self.start_janitor(peer, &mut channel);
         state.conn = Conn::Ending(channel);
@@ -116,6 +128,8 @@ impl Shared {
     /// The epoch is quiet: counts what is left, frees it, tells the host, reconnects if somebody waits.
     fn close_epoch(self: &Arc<Self>, peer: &Arc<Peer>, fenced: &Fenced) {
         let mut state = peer.state.lock();
+        // What arrived before the end is copied and told.
+        self.pump(peer, &mut state);
         let mut channel = match std::mem::replace(&mut state.conn, Conn::None) {
             Conn::Ending(channel) => channel,
             other => return state.conn = other,
@@ -123,32 +137,30 @@ impl Shared {
         let routes = &self.routes[channel.fabric_index];
         fenced.endpoints.iter().for_each(|endpoint| routes.remove(*endpoint));
         fenced.endpoints.iter().for_each(|endpoint| fenced.fabric.destroy_endpoint(*endpoint));
-        if let Err(e) = channel.memory.deregister(Instant::now() + self.scaled(DRAIN_MS)) {
-            tracing::error!("rings of an ended epoch stay registered: {e}");
-            // Unmapping memory that a fabric may still write would be worse than losing it.
-            std::mem::forget(Arc::clone(&channel.memory));
-        }
         let reason = channel.reason.take().unwrap_or(EndReason::Shutdown);
-        let closed = channel.session.close(reason.clone());
-        state.carry = closed.carry;
+        let mut ended = Ended::default();
+        if let Some(one) = channel.one_sided.take() {
+            self.close_one_sided(&mut state, one, &reason, &mut ended);
+        }
+        if let Some(two) = channel.two_sided.take() {
+            self.close_two_sided(&mut state, channel.fabric_index, two, &reason, &mut ended);
+        }
         state.revokes.clear();
         state.carry.set_deadlines(self.notify_deadline());
         state.machine.ended(channel.epoch);
         state.epochs_ended += 1;
-        let failed: Vec<_> = closed
-            .failed
-            .into_iter()
-            .filter_map(|(token, why)| Some((state.give_token(token as usize)?, why)))
-            .collect();
+        if state.rest.waits() && state.waiting.is_empty() {
+            state.waiting_until = self.connect_deadline();
+        }
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);
-        self.counters.partial_inbound.fetch_add(closed.partial_seqs.len() as u64, Ordering::Relaxed);
+        self.counters.partial_inbound.fetch_add(ended.partial_seqs.len() as u64, Ordering::Relaxed);
         peer.connected.store(false, Ordering::Release);
         self.connect_if_wanted(peer, &mut state);
         peer.changed.notify_all();
         drop(state);
         self.forget_ids_after_end(peer);
-        for (xfer, why) in failed {
-            xfer.finish(Err(self.xfer_error(peer, &why)));
+        for (xfer, outcome) in ended.transfers {
+            xfer.finish(outcome.map_err(|why| self.name_peer(peer, why)));
         }
         if let Some(lifeline) = channel.lifeline.take() {
             self.forget_lifeline(&lifeline);
@@ -160,7 +172,7 @@ impl Shared {
             let event = HostEvent::PeerFailed {
                 name: peer.name(),
                 instance: peer.instance.0,
-                partial_seqs: closed.partial_seqs,
+                partial_seqs: ended.partial_seqs,
             };
             if self.hook.raise(event) {
                 self.wake_service();
@@ -169,21 +181,43 @@ impl Shared {
         self.forget_if_unused(peer);
     }
 
-    /// The host's view of why a transfer failed.
-    pub(crate) fn xfer_error(&self, peer: &Peer, failure: &XferFailure) -> Error {
-        let code = match failure {
-            XferFailure::Canceled => Code::Canceled,
-            XferFailure::Expired => Code::Timeout,
-            XferFailure::LocalAccess { .. } => Code::Local,
-            XferFailure::RemoteAccess { .. } | XferFailure::EpochEnded(_) => Code::RemoteDisconnect,
-        };
-        Error::new(code, format!("transfer with {} ({}): {failure}", peer.name(), peer.instance))
+    fn close_one_sided(&self, state: &mut PeerState, one: OneSided, reason: &EndReason, ended: &mut Ended) {
+        let OneSided { mut session, memory, .. } = one;
+        if let Err(e) = memory.deregister(Instant::now() + self.scaled(DRAIN_MS)) {
+            tracing::error!("rings of an ended epoch stay registered: {e}");
+            // Unmapping memory that a fabric may still write would be worse than losing it.
+            std::mem::forget(Arc::clone(&memory));
+        }
+        let closed = session.close(reason.clone());
+        state.carry = closed.carry;
+        let failed = closed
+            .failed
+            .into_iter()
+            .filter_map(|(token, why)| Some((state.give_token(token as usize)?, Err(xfer_error(&why)))));
+        ended.transfers.extend(failed);
+        ended.partial_seqs.extend(closed.partial_seqs);
+    }
+
+    /// Says with whom something went wrong.
+    pub(crate) fn name_peer(&self, peer: &Peer, error: Error) -> Error {
+        Error::new(error.code, format!("transfer with {} ({}): {error}", peer.name(), peer.instance))
     }
 
     /// A protocol deadline in milliseconds, multiplied as configured.
     pub(crate) fn scaled(&self, ms: u64) -> Duration {
         Duration::from_millis(ms * u64::from(self.config.timeout_scale))
     }
+}
+
+/// The host's view of why a transfer failed.
+pub(crate) fn xfer_error(failure: &XferFailure) -> Error {
+    let code = match failure {
+        XferFailure::Canceled => Code::Canceled,
+        XferFailure::Expired => Code::Timeout,
+        XferFailure::LocalAccess { .. } => Code::Local,
+        XferFailure::RemoteAccess { .. } | XferFailure::EpochEnded(_) => Code::RemoteDisconnect,
+    };
+    Error::new(code, failure.to_string())
 }
 
 pub(crate) fn wait_for_event(fabric: &dyn Fabric) {

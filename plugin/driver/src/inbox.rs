@@ -1,5 +1,6 @@
 //! Notifications that arrived and wait for the host, the descriptor that announces them, and the event hook.
 
+use crate::channel::Path;
 use crate::peer::Peer;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,6 +17,19 @@ pub struct Notification {
     pub message: Vec<u8>,
     /// Whose back-pressure account it is on; none for our own.
     pub(crate) peer: Option<Arc<Peer>>,
+    /// By which it came.
+    pub(crate) path: Path,
+}
+
+impl Notification {
+    pub(crate) fn of(peer: &Arc<Peer>, path: Path, message: Vec<u8>) -> Notification {
+        Notification { name: peer.name(), message, peer: Some(Arc::clone(peer)), path }
+    }
+
+    /// From this engine to itself.
+    pub(crate) fn own(name: Arc<str>, message: Vec<u8>) -> Notification {
+        Notification { name, message, peer: None, path: Path::OneSided }
+    }
 }
 
 /// The queue. A leaf lock: nothing else is taken while it is held.

@@ -2,6 +2,7 @@
 //!
 //! An id is on its peer's back-pressure account like a message until the host has read it.
 
+use crate::channel::Path;
 use crate::engine::Driver;
 use crate::err;
 use crate::error::Result;
@@ -25,8 +26,8 @@ const MAX_UNREAD: u64 = 1 << 20;
 struct Unread {
     /// None for this engine itself.
     peer: Option<Arc<Peer>>,
-    /// How often each id has landed and not been read.
-    ids: HashMap<u64, u32>,
+    /// How often each id has landed and not been read, by path.
+    ids: HashMap<(u64, Path), u32>,
     count: u64,
 }
 
@@ -44,7 +45,7 @@ struct Table {
 
 impl Landed {
     /// Notes one; `false`: there are too many, it is dropped.
-    fn add(&self, sender: Instance, peer: Option<&Arc<Peer>>, id: u64) -> bool {
+    fn add(&self, sender: Instance, peer: Option<&Arc<Peer>>, path: Path, id: u64) -> bool {
         let mut table = self.table.lock();
         if table.total >= MAX_UNREAD {
             return false;
@@ -55,19 +56,22 @@ impl Landed {
             ids: HashMap::new(),
             count: 0,
         });
-        *unread.ids.entry(id).or_default() += 1;
+        *unread.ids.entry((id, path)).or_default() += 1;
         unread.count += 1;
         true
     }
 
     /// Reads one, which forgets it; the peer that gets its credit back.
-    fn take(&self, sender: &Instance, id: u64) -> Option<Option<Arc<Peer>>> {
+    fn take(&self, sender: &Instance, id: u64) -> Option<(Option<Arc<Peer>>, Path)> {
         let mut table = self.table.lock();
         let unread = table.senders.get_mut(sender)?;
-        let times = unread.ids.get_mut(&id)?;
+        let path = [Path::OneSided, Path::TwoSided]
+            .into_iter()
+            .find(|path| unread.ids.contains_key(&(id, *path)))?;
+        let times = unread.ids.get_mut(&(id, path))?;
         *times -= 1;
         if *times == 0 {
-            unread.ids.remove(&id);
+            unread.ids.remove(&(id, path));
         }
         unread.count -= 1;
         let peer = unread.peer.clone();
@@ -75,7 +79,7 @@ impl Landed {
             table.senders.remove(sender);
         }
         table.total -= 1;
-        Some(peer)
+        Some((peer, path))
     }
 
     /// Unread ids of one sender.
@@ -139,19 +143,21 @@ impl Shared {
             false => self.registry.read().bound(name).map(|info| info.instance),
         };
         let senders = bound.map_or_else(|| self.landed.named(name), |instance| vec![instance]);
-        let Some(peer) = senders.iter().find_map(|sender| self.landed.take(sender, id)) else { return false };
+        let taken = senders.iter().find_map(|sender| self.landed.take(sender, id));
+        let Some((peer, path)) = taken else { return false };
         if let Some(peer) = peer {
             let mut state = peer.state.lock();
-            state.popped(1, ID_BYTES as u64);
+            state.popped(path, 1, ID_BYTES as u64);
             self.pump(&peer, &mut state);
         }
         true
     }
 
     /// A transfer of a peer, or of our own (none), landed with an id. `false`: it was dropped.
-    pub(crate) fn land(&self, peer: Option<&Arc<Peer>>, id: u64) -> bool {
-        let sender = peer.map_or(self.instance, |peer| peer.instance);
-        let kept = self.landed.add(sender, peer, id);
+    pub(crate) fn land(&self, from: Option<(&Arc<Peer>, Path)>, id: u64) -> bool {
+        let sender = from.map_or(self.instance, |(peer, _)| peer.instance);
+        let path = from.map_or(Path::OneSided, |(_, path)| path);
+        let kept = self.landed.add(sender, from.map(|(peer, _)| peer), path, id);
         if !kept && self.counters.ids_dropped.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::error!(
                 "{MAX_UNREAD} ids of landed transfers were not read: further ones are dropped (said once)"

@@ -7,6 +7,7 @@
 //! that have landed. [`two_sided`] carries out two-sided channels; no engine uses it yet (PROTOCOL §6).
 
 mod blocks;
+mod channel;
 mod clock;
 mod config;
 mod connect;

@@ -1,11 +1,12 @@
 //! How a session opens, on either side: what the handshake settled becomes a channel of the peer.
 
+use crate::channel::{Channel, OneSided};
 use crate::connect::Made;
 use crate::err;
 use crate::error::Result;
 use crate::lane_map::LaneMap;
 use crate::lifeline::Lifeline;
-use crate::peer::{Channel, Conn, Peer, PeerState};
+use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::Shared;
 use baton_core::Epoch;
 use baton_core::lifeline::Lifeline as Watch;
@@ -77,15 +78,14 @@ impl Shared {
         state.conn = Conn::Open(Box::new(Channel {
             fabric: Arc::clone(&set.fabric),
             fabric_index: set.fabric_index,
-            session,
-            memory: set.memory,
-            endpoints: set.endpoints,
+            endpoints: set.endpoints.clone(),
+            one_sided: Some(OneSided { session, memory: set.memory, lanes, endpoints: set.endpoints }),
+            two_sided: None,
             lifeline: lifeline.as_ref().ok().cloned(),
             epoch: established.epoch,
             session_id: established.session,
             verified,
             identity,
-            lanes,
             has_janitor: false,
             reason: None,
         }));

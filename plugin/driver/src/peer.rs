@@ -3,19 +3,21 @@
 //! Lock order: poller → `Peer::state` → leaves (inbox, a transfer's small locks, a lifeline's output). Nobody takes the poller
 //! while holding a peer.
 
+use crate::channel::{Channel, OneSided, Path};
+use crate::epoch::xfer_error;
 use crate::err;
 use crate::error::{Error, Result};
 use crate::inbox::{HostEvent, Notification};
-use crate::lane_map::LaneMap;
-use crate::lifeline::LifelineHandle;
 use crate::memory::EpochMemory;
 use crate::shared::Shared;
 use crate::transfer::Xfer;
+use crate::two_sided::Rest;
 use baton_core::handshake;
 use baton_core::notify::{Carry, ID_BYTES, MAX_MESSAGE_BYTES, Tell};
-use baton_core::peer::{Action, EndReason, Event, Session, SessionLimits, SubmitError};
+use baton_core::peer::{Action, EndReason, Event, SessionLimits, SubmitError};
+use baton_core::two_sided::report::TwoEnd;
 use baton_core::wire::{ConnInfo, LifelineFrame};
-use baton_core::{Epoch, Instance, Nanos, SessionId};
+use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
@@ -52,6 +54,8 @@ pub(crate) struct PeerState {
     pub info: Option<Arc<ConnInfo>>,
     /// What the epochs before left behind, and notifications for a peer that is not connected.
     pub carry: Carry,
+    /// The same of the two-sided path.
+    pub rest: Rest,
     /// Posted transfers by token.
     pub inflight: Vec<Option<Arc<Xfer>>>,
     free_tokens: Vec<usize>,
@@ -90,27 +94,6 @@ pub(crate) struct PendingAttempt {
     pub stash: Vec<Completion>,
 }
 
-/// Everything of one epoch.
-pub(crate) struct Channel {
-    pub fabric: Arc<dyn Fabric>,
-    pub fabric_index: usize,
-    pub session: Session,
-    pub memory: Arc<EpochMemory>,
-    pub endpoints: Vec<EndpointId>,
-    pub lifeline: Option<LifelineHandle>,
-    pub epoch: Epoch,
-    pub session_id: SessionId,
-    /// We know that the peer is who its connection information says.
-    pub verified: bool,
-    /// What the listener kept to verify the initiator once its connection information arrives.
-    pub identity: Option<handshake::IdentityProof>,
-    pub lanes: Arc<LaneMap>,
-    /// Ending, and a thread is at it.
-    pub has_janitor: bool,
-    /// Why it is ending.
-    pub reason: Option<EndReason>,
-}
-
 impl Conn {
     pub fn channel(&mut self) -> Option<&mut Channel> {
         match self {
@@ -140,6 +123,7 @@ impl Peer {
                 pending: None,
                 info: None,
                 carry: Carry::default(),
+                rest: Rest::default(),
                 inflight: Vec::with_capacity(64),
                 free_tokens: Vec::with_capacity(64),
                 waiting: VecDeque::with_capacity(16),
@@ -177,8 +161,8 @@ impl Peer {
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         let mut state = self.state.lock();
         let queued = state.carry.next_deadline();
-        let session = state.conn.channel().and_then(|channel| channel.session.next_timeout());
-        let waiting = (!state.waiting.is_empty()).then_some(state.waiting_until);
+        let session = state.conn.channel().and_then(|channel| channel.next_timeout());
+        let waiting = state.has_waiting_transfers().then_some(state.waiting_until);
         queued.into_iter().chain(session).chain(waiting).chain(state.retry_at).min()
     }
 }
@@ -190,6 +174,11 @@ impl PeerState {
             Conn::Open(channel) if channel.verified => Some(channel),
             _ => None,
         }
+    }
+
+    /// Transfers wait for a session, or for theirs to be resumed.
+    pub fn has_waiting_transfers(&self) -> bool {
+        !self.waiting.is_empty() || matches!(self.conn, Conn::None) && self.rest.waits()
     }
 
     fn take_token(&mut self, xfer: &Arc<Xfer>) -> usize {
@@ -217,7 +206,7 @@ impl PeerState {
 
     /// Whether somebody wants a connection for outgoing work.
     pub fn wants_connection(&self) -> bool {
-        !self.waiting.is_empty() || !self.carry.waiting().is_empty()
+        !self.waiting.is_empty() || !self.carry.waiting().is_empty() || self.rest.waits()
     }
 
     /// Takes completions of one endpoint to whoever owns it: the session, or an attempt that waits for ACCEPT.
@@ -227,9 +216,7 @@ impl PeerState {
             && channel.fabric_index == fabric_index
             && channel.endpoints.contains(&endpoint)
         {
-            for completion in completions {
-                channel.session.on_completion(now, completion, &*channel.memory);
-            }
+            channel.on_completions(now, completions);
         } else if let Some(pending) = &mut self.pending
             && pending.fabric_index == fabric_index
             && pending.endpoints.contains(&endpoint)
@@ -245,9 +232,7 @@ impl PeerState {
         let token = self.take_token(xfer);
         let outcome = match self.outgoing() {
             None => Err(err!(RemoteDisconnect, "the session ended before the transfer could be posted")),
-            Some(channel) => channel.lanes.prepare(xfer).and_then(|work| {
-                channel.session.submit_telling(now, token as u64, work, tell).map_err(submit_error)
-            }),
+            Some(channel) => channel.submit(now, token as u64, xfer, tell),
         };
         if outcome.is_err() {
             self.give_token(token);
@@ -258,18 +243,23 @@ impl PeerState {
     /// Sends or, without a session, keeps a standalone notification.
     pub fn notify(&mut self, now: Nanos, message: &[u8], deadline: Nanos) -> Result<()> {
         if let Some(channel) = self.outgoing() {
-            // A peer that does not pop holds its notifications back, it does not lose them: the deadline is for the time without one.
-            let none = Nanos(u64::MAX);
-            return channel.session.notify(now, message, none).map(drop).map_err(submit_error);
+            return channel.notify(now, message);
         }
         self.carry.queue(message, deadline, MAX_MESSAGE_BYTES as usize).map(drop).map_err(submit_error)
     }
 
     /// The host took that many messages or ids, of that many bytes together.
-    pub fn popped(&mut self, count: u64, bytes: u64) {
-        match self.conn.channel() {
-            Some(channel) => channel.session.on_popped(count, bytes),
-            None => self.carry.on_popped(count, bytes),
+    pub fn popped(&mut self, path: Path, count: u64, bytes: u64) {
+        let channel = self.conn.channel();
+        match path {
+            Path::OneSided => match channel.and_then(|channel| channel.one_sided.as_mut()) {
+                Some(one) => one.session.on_popped(count, bytes),
+                None => self.carry.on_popped(count, bytes),
+            },
+            Path::TwoSided => match channel.and_then(|channel| channel.two_sided.as_mut()) {
+                Some(two) => two.exec.channel.on_popped(count, bytes),
+                None => self.rest.on_popped(count, bytes),
+            },
         }
     }
 
@@ -316,8 +306,14 @@ impl PeerState {
         }
     }
 
-    /// Fails the transfers that wait for a connection; notifications stay until their deadline.
+    /// Fails the transfers that wait for a connection or for their session to be resumed; notifications stay until their deadline.
     pub fn fail_waiting(&mut self, error: &Error) {
+        if matches!(self.conn, Conn::None) && self.rest.waits() {
+            self.machine.forget_session();
+            for (xfer, _) in self.abandon_rest(&TwoEnd::Closed(error.text.clone())) {
+                xfer.finish(Err(error.clone()));
+            }
+        }
         for xfer in self.waiting.drain(..) {
             xfer.told.lock().take();
             xfer.finish(Err(error.clone()));
@@ -360,31 +356,26 @@ impl Shared {
         let ending = matches!(state.conn, Conn::Ending(_));
         let Some(channel) = state.conn.channel() else { return };
         let mut failed = None;
-        while !ending && failed.is_none() {
-            let Some(action) = channel.session.next_action(self.clock.now(), &*channel.memory) else { break };
-            match action {
-                Action::Post { endpoint, batch } => {
-                    if let Err(e) = channel.fabric.post(endpoint, &batch) {
-                        tracing::warn!("posting to {}: {e}", peer.name());
-                        channel.session.on_post_failed(endpoint, e.taken);
-                    }
-                }
-                Action::Recv { endpoint, first, count } => {
-                    let index = channel.endpoints.iter().position(|other| *other == endpoint);
-                    let index = index.expect("a session names its own endpoints");
-                    let (fabric, memory) = (&*channel.fabric, &*channel.memory);
-                    if let Err(e) = post_recvs(fabric, endpoint, memory, index, first, count) {
-                        failed = Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
-                    }
-                }
-            }
+        if let Some(one) = &mut channel.one_sided
+            && !ending
+        {
+            failed = self.drive_one_sided(peer, &*channel.fabric, one);
         }
-        if channel.session.waits_for_credit() {
+        if let Some(two) = &mut channel.two_sided {
+            // Also while it is ending: copies of what arrived before still count.
+            two.exec.drive(self.clock.now());
+            self.bounces.tend(channel.fabric_index, self.clock.now());
+        }
+        if channel.waits_for_credit() {
             self.note_credit_waiter(peer);
         }
-        while let Some(channel) = state.conn.channel() {
-            let Some(event) = channel.session.next_event() else { break };
+        while let Some(one) = state.conn.channel().and_then(|channel| channel.one_sided.as_mut()) {
+            let Some(event) = one.session.next_event() else { break };
             self.on_event(peer, state, event, &mut failed);
+        }
+        while let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
+            let Some(event) = two.exec.channel.next_event() else { break };
+            self.on_two_sided_event(peer, state, event, &mut failed);
         }
         state.acknowledge_revokes();
         if let Some(reason) = failed
@@ -392,6 +383,28 @@ impl Shared {
         {
             self.end_epoch(peer, state, reason);
         }
+    }
+
+    /// Executes what the session wants; why it has to end, if it has.
+    fn drive_one_sided(&self, peer: &Peer, fabric: &dyn Fabric, one: &mut OneSided) -> Option<EndReason> {
+        while let Some(action) = one.session.next_action(self.clock.now(), &*one.memory) {
+            match action {
+                Action::Post { endpoint, batch } => {
+                    if let Err(e) = fabric.post(endpoint, &batch) {
+                        tracing::warn!("posting to {}: {e}", peer.name());
+                        one.session.on_post_failed(endpoint, e.taken);
+                    }
+                }
+                Action::Recv { endpoint, first, count } => {
+                    let index = one.endpoints.iter().position(|other| *other == endpoint);
+                    let index = index.expect("a session names its own endpoints");
+                    if let Err(e) = post_recvs(fabric, endpoint, &one.memory, index, first, count) {
+                        return Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
+                    }
+                }
+            }
+        }
+        None
     }
 
     fn on_event(
@@ -404,15 +417,15 @@ impl Shared {
         match event {
             Event::XferDone { token, result } => {
                 if let Some(xfer) = state.give_token(token as usize) {
-                    xfer.finish(result.map_err(|failure| self.xfer_error(peer, &failure)));
+                    xfer.finish(result.map_err(|failure| self.name_peer(peer, xfer_error(&failure))));
                 }
             }
             Event::Delivered { message } => {
-                self.deliver(Notification { name: peer.name(), message, peer: Some(Arc::clone(peer)) });
+                self.deliver(Notification::of(peer, Path::OneSided, message));
             }
             Event::Landed { id } => {
-                if !self.land(Some(peer), id) {
-                    state.popped(1, ID_BYTES as u64);
+                if !self.land(Some((peer, Path::OneSided)), id) {
+                    state.popped(Path::OneSided, 1, ID_BYTES as u64);
                 }
             }
             Event::EndEpoch { reason } => {

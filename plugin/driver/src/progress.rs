@@ -113,7 +113,7 @@ impl Shared {
             let mut state = peer.state.lock();
             if let Some(channel) = state.conn.channel() {
                 let now = self.clock.now();
-                channel.session.poll_credit(now, &*channel.memory);
+                channel.poll_credit(now);
             }
             self.pump(&peer, &mut state);
         }
@@ -142,7 +142,7 @@ impl Shared {
             peer.credit_dirty.store(false, Ordering::Release);
             let mut state = peer.state.lock();
             if let Some(channel) = state.conn.channel() {
-                channel.session.flush_credit();
+                channel.flush_credit();
             }
             self.pump(&peer, &mut state);
         }

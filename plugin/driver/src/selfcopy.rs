@@ -93,7 +93,7 @@ impl SelfCopies {
                 shared.land(None, id);
             }
             if let Some(message) = told.message {
-                shared.deliver(Notification { name: shared.own_name(), message, peer: None });
+                shared.deliver(Notification::own(shared.own_name(), message));
             }
             job.xfer.finish(Ok(()));
         }

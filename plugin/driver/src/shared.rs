@@ -17,6 +17,7 @@ use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::spin::Spinner;
 use crate::threads::Threads;
+use crate::two_sided::Bounces;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
@@ -73,6 +74,7 @@ pub(crate) struct Shared {
     pub routes: Vec<Routes>,
     pub registry: RwLock<Registry>,
     pub regions: RwLock<HashMap<u64, Arc<Mr>>>,
+    pub bounces: Bounces,
     pub block_lists: BlockLists,
     /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
     pub partial_registrations_said: Mutex<HashSet<(&'static str, bool)>>,
@@ -223,7 +225,7 @@ impl Shared {
         let mut rest = taken;
         while let Some(first) = rest.first() {
             let same = |n: &&Notification| match (&n.peer, &first.peer) {
-                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b) && n.path == first.path,
                 (None, None) => true,
                 _ => false,
             };
@@ -231,7 +233,7 @@ impl Shared {
             if let Some(peer) = &first.peer {
                 let bytes = rest[..run].iter().map(|n| n.message.len() as u64).sum();
                 let mut state = peer.state.lock();
-                state.popped(run as u64, bytes);
+                state.popped(first.path, run as u64, bytes);
                 self.pump(peer, &mut state);
             }
             rest = &rest[run..];
@@ -247,9 +249,9 @@ impl Shared {
             self.start_janitor(peer, channel);
         }
         if let Some(channel) = state.conn.channel()
-            && channel.session.next_timeout().is_some_and(|at| at <= now)
+            && channel.next_timeout().is_some_and(|at| at <= now)
         {
-            channel.session.on_timeout(now);
+            channel.on_timeout(now);
             self.pump(peer, &mut state);
         }
         let expired = state.carry.expire(now);
@@ -263,7 +265,7 @@ impl Shared {
                 last.0
             );
         }
-        if !state.waiting.is_empty() && state.waiting_until <= now {
+        if state.has_waiting_transfers() && state.waiting_until <= now {
             let error = state.last_error.clone();
             state.fail_waiting(
                 &error.unwrap_or_else(|| err!(RemoteDisconnect, "no session with {} in time", peer.name())),
@@ -290,6 +292,7 @@ impl Shared {
         self.halt.pull();
         self.self_copies.stop();
         self.spinner.stop();
+        self.bounces.wake();
         self.wake_service();
         let patience = self.scaled(JOIN_MS);
         let joined = self.threads.join(Instant::now() + patience);

@@ -87,11 +87,21 @@ fn peer_stats(peer: &Peer) -> Value {
             "id": channel.session_id.0,
             "epoch": channel.epoch.0,
             "fabric": channel.fabric.name(),
-            "lanes": channel.lanes.rails.len(),
-            "rails": channel.lanes.rails.iter().map(|lane| [lane.own, lane.peer]).collect::<Vec<_>>(),
             "verified": channel.verified,
-            "protocol": serde_json::to_value(channel.session.stats()).unwrap_or_else(|e| Value::String(e.to_string())),
         });
+        if let Some(one) = &channel.one_sided {
+            let rails = &one.lanes.rails;
+            value["session"]["lanes"] = json!(rails.len());
+            value["session"]["rails"] = rails.iter().map(|lane| [lane.own, lane.peer]).collect();
+            value["session"]["protocol"] = to_json(&one.session.stats());
+        }
+        if let Some(two) = &channel.two_sided {
+            value["session"]["two_sided"] = to_json(&two.exec.channel.stats());
+        }
     }
     value
+}
+
+fn to_json(stats: &impl serde::Serialize) -> Value {
+    serde_json::to_value(stats).unwrap_or_else(|e| Value::String(e.to_string()))
 }

@@ -6,14 +6,15 @@ use crate::peer::Peer;
 use crate::region::Mr;
 use baton_core::RegionId;
 use baton_core::notify::Tell;
-use baton_core::plan::Plan;
+use baton_core::plan::{Pair, Plan};
 use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
+use baton_core::two_sided::chunks::Piece;
 use baton_core::wire::Access;
 use baton_fabric::{Memory, Op};
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What a host does about a transfer whose regions are gone.
 const REBUILD: &str = "build a new request from current registrations";
@@ -58,6 +59,8 @@ pub struct Xfer {
     pub(crate) prepared: Mutex<Option<Arc<Prepared>>>,
     /// What a post tells that waits for a connection, or a self transfer.
     pub(crate) told: Mutex<Option<Told>>,
+    /// What the two-sided path makes of the plan.
+    pieces: OnceLock<Arc<[Piece]>>,
     state: AtomicU8,
     error: Mutex<Option<Error>>,
 }
@@ -104,9 +107,24 @@ impl Xfer {
             remotes,
             prepared: Mutex::new(None),
             told: Mutex::new(None),
+            pieces: OnceLock::new(),
             state: AtomicU8::new(NOT_POSTED),
             error: Mutex::new(None),
         }
+    }
+
+    /// The plan for the two-sided path: own addresses, and places in the peer's regions.
+    pub(crate) fn pieces(&self) -> Result<Arc<[Piece]>> {
+        if let Some(pieces) = self.pieces.get() {
+            return Ok(Arc::clone(pieces));
+        }
+        let regions: Vec<_> = self.remotes.iter().map(RemoteSide::place).collect::<Result<_>>()?;
+        let piece = |pair: &Pair| {
+            let (region, base) = regions[pair.remote as usize];
+            Piece { local: pair.local_addr, region, offset: pair.remote_addr - base, len: pair.len_bytes }
+        };
+        let pieces = self.plan.pieces().iter().map(piece).collect();
+        Ok(Arc::clone(self.pieces.get_or_init(|| pieces)))
     }
 
     /// The state of the last post. Never blocks.
@@ -247,6 +265,14 @@ impl RemoteSide {
             rails: keys.rails,
             keys: &keys.keys,
         })
+    }
+
+    /// Number and first byte of a peer's region.
+    fn place(&self) -> Result<(RegionId, u64)> {
+        match self {
+            RemoteSide::Peer(region) => Ok((region.blob.region, region.blob.base)),
+            RemoteSide::Own(_) => Err(err!(Local, "a region of this engine itself is no peer's")),
+        }
     }
 
     /// Where the region is: first byte and length.

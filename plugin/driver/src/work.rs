@@ -8,7 +8,6 @@ use crate::region::{Mr, OnFabric};
 use crate::shared::{Shared, random_u64};
 use crate::transfer::{RemoteSide, Status, Target, Told, Xfer};
 use baton_core::notify::Tell;
-use baton_core::peer::CancelOutcome;
 use baton_core::plan::{Pair, Plan, PlanError, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
 use baton_fabric::{FabricError, Memory, MemoryKind, Op};
@@ -294,7 +293,7 @@ impl Shared {
         state.admit_waiting(tell.message_len())?;
         *xfer.told.lock() = Some(Told::keep(tell));
         if state.waiting.is_empty() {
-            state.waiting_until = now.plus_ms(self.scaled(crate::connect::CONNECT_MS).as_millis() as u64);
+            state.waiting_until = self.connect_deadline();
         }
         state.waiting.push_back(Arc::clone(xfer));
         self.connect_if_wanted(peer, &mut state);
@@ -309,13 +308,9 @@ impl Shared {
             return xfer.finish_cancelled();
         }
         let Some(token) = state.token_of(xfer) else { return };
-        if let Some(channel) = state.conn.channel() {
-            let outcome = channel.session.cancel(token as u64);
-            tracing::debug!("cancel of transfer {token} to {}: {outcome:?}", peer.name());
-            debug_assert!(
-                !matches!(outcome, CancelOutcome::NotFound),
-                "a token in flight is known to its session"
-            );
+        match state.conn.channel() {
+            Some(channel) => channel.cancel(token as u64),
+            None => state.rest.cancelled.push(token as u64),
         }
         self.pump(peer, &mut state);
     }
@@ -448,7 +443,11 @@ impl Shared {
         }
         let xfer = Arc::new(Xfer::new(op, target, plan, locals, remotes));
         if let Target::Peer(peer) = &xfer.target {
-            let lanes = peer.state.lock().outgoing().map(|channel| Arc::clone(&channel.lanes));
+            let lanes = peer
+                .state
+                .lock()
+                .outgoing()
+                .and_then(|channel| channel.one_sided.as_ref().map(|one| Arc::clone(&one.lanes)));
             // A session over which it cannot go says so at its post; the next may be over another fabric.
             if let Some(Err(e)) = lanes.map(|lanes| lanes.prepare(&xfer)) {
                 tracing::debug!("a transfer to {} is not prepared yet: {e}", peer.name());

@@ -310,7 +310,7 @@ impl Side {
                     self.notes.push(token);
                 }
                 TwoEvent::Delivered { message } => {
-                    exec.channel.on_popped(message.len());
+                    exec.channel.on_popped(1, message.len() as u64);
                     self.delivered.push(message);
                 }
                 TwoEvent::EndEpoch { .. } => self.ended = true,

@@ -72,6 +72,23 @@ impl Carry {
         Ok(seq)
     }
 
+    /// Puts notifications that another path did not get rid of in front of those that wait, however many wait; its session is not
+    /// resumed, so numbers start anew.
+    pub fn put_back(&mut self, messages: Vec<Vec<u8>>, deadline: Nanos) {
+        if messages.is_empty() {
+            return;
+        }
+        for message in messages.into_iter().rev() {
+            self.unacknowledged.push_front(Standalone { seq: NotifySeq(0), message, deadline });
+        }
+        *self = std::mem::take(self).restart();
+    }
+
+    /// Takes out what waits, for a path that numbers it itself.
+    pub fn drain(&mut self) -> VecDeque<Standalone> {
+        std::mem::take(&mut self.unacknowledged)
+    }
+
     /// For another session with the same peer instance: its numbers start anew on both sides, what waits and what the host has not popped stays.
     pub fn restart(mut self) -> Carry {
         self.next_notify_seq = 1;

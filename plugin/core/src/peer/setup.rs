@@ -7,6 +7,7 @@ use super::Violation;
 use crate::ids::{Epoch, Instance, LaneId, NotifySeq, SessionId};
 use crate::ledger::NotInFlight;
 use crate::notify::{Carry, MAX_MESSAGE_BYTES, NotifyMode, NotifyWindow, RECORD_ALIGN};
+use crate::two_sided::report::TwoEnd;
 
 /// One endpoint of a session with the depths both sides agreed on, and the peer's record ring behind it.
 #[derive(Clone, Copy, Debug)]
@@ -344,6 +345,9 @@ pub enum EndReason {
         /// How much.
         outstanding_bytes: u64,
     },
+    /// The two-sided path cannot go on.
+    #[error("two-sided: {0}")]
+    TwoSided(TwoEnd),
     /// The peer fenced the session.
     #[error("the peer ended the session: {0}")]
     PeerFenced(String),
@@ -359,6 +363,17 @@ pub enum EndReason {
     /// The engine shuts down.
     #[error("the engine shuts down")]
     Shutdown,
+}
+
+impl From<TwoEnd> for EndReason {
+    fn from(end: TwoEnd) -> EndReason {
+        match end {
+            TwoEnd::Violation(violation) => EndReason::Violation(violation.into()),
+            TwoEnd::WorkFailed { endpoint, status } => EndReason::WorkFailed { endpoint, status },
+            TwoEnd::BadCompletion { endpoint, error } => EndReason::BadCompletion { endpoint, error },
+            other => EndReason::TwoSided(other),
+        }
+    }
 }
 
 impl EndReason {

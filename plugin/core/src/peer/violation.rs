@@ -5,6 +5,7 @@ use crate::credit::CreditViolation;
 use crate::ids::LaneId;
 use crate::notify::{FragmentError, RecordError, SendError};
 use crate::sequence::ImmError;
+use crate::two_sided::report::TwoViolation;
 
 /// What only a faulty or hostile peer can cause. Never a panic.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -118,5 +119,16 @@ pub enum Violation {
         ring: RingId,
         /// What is wrong.
         error: SendError,
+    },
+    /// On the two-sided path.
+    #[error(transparent)]
+    TwoSided(#[from] TwoViolation),
+    /// A message of the two-sided path whose flags cannot be, or not with its length.
+    #[error("a message of {len} bytes with the flags {flags:#04x}")]
+    Body {
+        /// Told; 0 where there are none.
+        flags: u8,
+        /// With the flags.
+        len: usize,
     },
 }

@@ -366,13 +366,14 @@ impl NotesIn {
         }
     }
 
-    pub(super) fn delivered(&mut self, len: usize) {
-        self.unpopped_bytes += len as u64 + NOTE_OVERHEAD;
+    /// So many messages, of that many bytes together, wait for the host.
+    pub(super) fn waits(&mut self, count: u64, bytes: u64) {
+        self.unpopped_bytes += bytes + count * NOTE_OVERHEAD;
     }
 
-    /// The host took a message of that length.
-    pub(super) fn popped(&mut self, len: usize) {
-        self.unpopped_bytes = self.unpopped_bytes.saturating_sub(len as u64 + NOTE_OVERHEAD);
+    /// The host took them.
+    pub(super) fn popped(&mut self, count: u64, bytes: u64) {
+        self.unpopped_bytes = self.unpopped_bytes.saturating_sub(bytes + count * NOTE_OVERHEAD);
     }
 
     pub(super) fn withholds(&self) -> bool {

@@ -296,7 +296,7 @@ impl World {
                 TwoEvent::NoteDone { token, sent } => node.notes.push((token, sent)),
                 TwoEvent::Delivered { message } => {
                     if node.popped_by_itself {
-                        node.channel.on_popped(message.len());
+                        node.channel.on_popped(1, message.len() as u64);
                     }
                     node.delivered.push(message);
                 }

@@ -68,6 +68,21 @@ impl Durable {
     pub fn transfers(&self) -> usize {
         self.outbox.len()
     }
+
+    /// Nothing of it has to go to the peer any more.
+    pub fn is_idle(&self) -> bool {
+        self.outbox.len() == 0 && self.notes_out.len() == 0
+    }
+
+    /// Transfers that each side takes at once, for which it was made.
+    pub fn request_depth(&self) -> u32 {
+        self.limits.request_depth
+    }
+
+    /// The host took that many messages of an earlier epoch, of that many bytes together.
+    pub fn on_popped(&mut self, count: u64, bytes: u64) {
+        self.notes_in.popped(count, bytes);
+    }
 }
 
 /// What is left of an epoch.
@@ -285,7 +300,7 @@ impl Channel {
     }
 
     fn deliver(&mut self, message: Vec<u8>) {
-        self.durable.notes_in.delivered(message.len());
+        self.durable.notes_in.waits(1, message.len() as u64);
         self.counters.notes_delivered += 1;
         self.events.push_back(TwoEvent::Delivered { message });
     }
@@ -394,9 +409,15 @@ impl Channel {
         self.events.pop_front()
     }
 
-    /// The host took a message of that length.
-    pub fn on_popped(&mut self, len: usize) {
-        self.durable.notes_in.popped(len);
+    /// The host took that many messages, of that many bytes together.
+    pub fn on_popped(&mut self, count: u64, bytes: u64) {
+        self.durable.on_popped(count, bytes);
+    }
+
+    /// What was delivered as one waits for the host as something else: so many, of so many bytes, in place of `len`.
+    pub fn on_opened(&mut self, len: usize, count: u64, bytes: u64) {
+        self.durable.on_popped(1, len as u64);
+        self.durable.notes_in.waits(count, bytes);
     }
 
     /// Tells everything that is worth telling, before the receiver idles: [`Channel::next_action`] then yields it.

@@ -27,8 +27,8 @@ pub const MAX_CHUNKS: u32 = 1 << 24;
 /// Most pieces of a READ.
 pub const MAX_PIECES: u32 = 1 << 17;
 
-/// Longest message of a notification.
-pub const MAX_MESSAGE_BYTES: u32 = 8 << 20;
+/// Longest message of a notification: one of 8 MiB with flags and an id in front of it.
+pub const MAX_MESSAGE_BYTES: u32 = (8 << 20) + 16;
 
 /// Most lanes of a session.
 pub const MAX_LANES: u8 = 64;

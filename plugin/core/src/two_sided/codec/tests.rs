@@ -172,7 +172,7 @@ fn the_encoder_keeps_the_decoders_limits_and_leaves_the_output_alone() {
         Frame::Notify {
             seq: NotifySeq(1),
             after_transfer: 0,
-            total_len: (8 << 20) + 1,
+            total_len: MAX_MESSAGE_BYTES + 1,
             offset: 0,
             bytes: &[1],
         },

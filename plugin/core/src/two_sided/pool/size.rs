@@ -23,6 +23,16 @@ impl Pool {
         None
     }
 
+    /// Whether [`Pool::next_action`] or [`Pool::next_hungry`] has something: cheap enough to ask after every step.
+    #[must_use]
+    pub fn wants_service(&self, now: Nanos) -> bool {
+        let untold = |slab: &Slab| {
+            matches!(slab.state, SlabState::Allocating { told: false } | SlabState::Releasing { told: false })
+        };
+        let grows = || self.wants_more() && now >= self.retry_at && self.can_grow();
+        !self.hungry.is_empty() && self.free > 0 || self.lent > 0 && grows() || self.slabs.iter().any(untold)
+    }
+
     /// When it is time to look again although nothing happened.
     #[must_use]
     pub fn next_timeout(&self, now: Nanos) -> Option<Nanos> {

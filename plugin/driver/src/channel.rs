@@ -1,0 +1,152 @@
+//! The channel of a peer: everything of one epoch. It has a one-sided path, a two-sided one, or both.
+
+use crate::error::Result;
+use crate::lane_map::LaneMap;
+use crate::lifeline::LifelineHandle;
+use crate::memory::EpochMemory;
+use crate::peer::submit_error;
+use crate::transfer::Xfer;
+use crate::two_sided::TwoSided;
+use baton_core::handshake::IdentityProof;
+use baton_core::notify::Tell;
+use baton_core::peer::{CancelOutcome, EndReason, Session};
+use baton_core::{Epoch, Nanos, SessionId};
+use baton_fabric::{Completion, EndpointId, Fabric};
+use std::sync::Arc;
+
+/// Everything of one epoch.
+pub(crate) struct Channel {
+    pub fabric: Arc<dyn Fabric>,
+    pub fabric_index: usize,
+    /// At least one of the paths is there.
+    pub one_sided: Option<OneSided>,
+    pub two_sided: Option<TwoSided>,
+    /// Of all paths.
+    pub endpoints: Vec<EndpointId>,
+    pub lifeline: Option<LifelineHandle>,
+    pub epoch: Epoch,
+    pub session_id: SessionId,
+    /// We know that the peer is who its connection information says.
+    pub verified: bool,
+    /// What the listener kept to verify the initiator once its connection information arrives.
+    pub identity: Option<IdentityProof>,
+    /// Ending, and a thread is at it.
+    pub has_janitor: bool,
+    /// Why it is ending.
+    pub reason: Option<EndReason>,
+}
+
+/// The path that reads and writes the peer's memory.
+pub(crate) struct OneSided {
+    pub session: Session,
+    pub memory: Arc<EpochMemory>,
+    pub lanes: Arc<LaneMap>,
+    /// Control, then the lanes.
+    pub endpoints: Vec<EndpointId>,
+}
+
+/// Which path something went or came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Path {
+    OneSided,
+    TwoSided,
+}
+
+impl Channel {
+    /// Takes completions of one of its endpoints to the path that it belongs to.
+    pub fn on_completions(&mut self, now: Nanos, completions: &[Completion]) {
+        let Some(endpoint) = completions.first().map(|done| done.endpoint) else { return };
+        if let Some(one) = &mut self.one_sided
+            && one.endpoints.contains(&endpoint)
+        {
+            completions.iter().for_each(|done| one.session.on_completion(now, done, &*one.memory));
+        } else if let Some(two) = &mut self.two_sided {
+            completions.iter().for_each(|done| two.exec.on_completion(now, done));
+        }
+    }
+
+    /// Takes a begun transfer over.
+    pub fn submit(&mut self, now: Nanos, token: u64, xfer: &Xfer, tell: Tell<'_>) -> Result<()> {
+        match (&mut self.one_sided, &mut self.two_sided) {
+            (Some(one), _) => {
+                let work = one.lanes.prepare(xfer)?;
+                one.session.submit_telling(now, token, work, tell).map_err(submit_error)
+            }
+            (None, Some(two)) => two.submit(now, token, xfer, tell),
+            (None, None) => unreachable!("a channel has a path"),
+        }
+    }
+
+    /// Gives a transfer up on whichever path it is.
+    pub fn cancel(&mut self, token: u64) {
+        let mut known = false;
+        if let Some(one) = &mut self.one_sided {
+            known = !matches!(one.session.cancel(token), CancelOutcome::NotFound);
+        }
+        if let Some(two) = &mut self.two_sided
+            && !known
+        {
+            known = two.cancel(token);
+        }
+        debug_assert!(known, "a token in flight is known to a path of its channel");
+    }
+
+    /// Takes a standalone notification over.
+    pub fn notify(&mut self, now: Nanos, message: &[u8]) -> Result<()> {
+        // A peer that does not pop holds its notifications back, it does not lose them: deadlines are for the time without a session.
+        let none = Nanos(u64::MAX);
+        match (&mut self.one_sided, &mut self.two_sided) {
+            (Some(one), _) => one.session.notify(now, message, none).map(drop).map_err(submit_error),
+            (None, Some(two)) => two.notify(message, none),
+            (None, None) => unreachable!("a channel has a path"),
+        }
+    }
+
+    /// Announces what the peer may need before the engine sleeps.
+    pub fn flush_credit(&mut self) {
+        if let Some(one) = &mut self.one_sided {
+            one.session.flush_credit();
+        }
+        if let Some(two) = &mut self.two_sided {
+            two.exec.channel.flush();
+        }
+    }
+
+    /// Looks at the credit that the peer may have written.
+    pub fn poll_credit(&mut self, now: Nanos) {
+        if let Some(one) = &mut self.one_sided {
+            one.session.poll_credit(now, &*one.memory);
+        }
+        if let Some(two) = &mut self.two_sided {
+            two.exec.poll_credit();
+        }
+    }
+
+    /// Whether it waits for credit, of which no completion tells.
+    pub fn waits_for_credit(&self) -> bool {
+        self.one_sided.as_ref().is_some_and(|one| one.session.waits_for_credit())
+            || self.two_sided.as_ref().is_some_and(|two| two.exec.channel.waits_for_credit())
+    }
+
+    /// When [`Channel::on_timeout`] is due.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        let one = self.one_sided.as_ref().and_then(|one| one.session.next_timeout());
+        let two = self.two_sided.as_ref().and_then(|two| two.exec.channel.next_timeout());
+        one.into_iter().chain(two).min()
+    }
+
+    /// Deadlines, as far as they have come.
+    pub fn on_timeout(&mut self, now: Nanos) {
+        let due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
+        if let Some(one) = &mut self.one_sided
+            && due(one.session.next_timeout())
+        {
+            one.session.on_timeout(now);
+        }
+        if let Some(two) = &mut self.two_sided
+            && due(two.exec.channel.next_timeout())
+        {
+            two.exec.on_timeout(now);
+        }
+    }
+}
