@@ -42,6 +42,8 @@ macro_rules! chain {
             // Boxed slices: the links between elements stay valid when the chain moves.
             wrs: Box<[$wr]>,
             sges: Box<[ibv_sge]>,
+            // Which work request has several elements, and those; not touched between that and the post.
+            list: (usize, Vec<ibv_sge>),
             len: usize,
         }
 
@@ -60,11 +62,16 @@ macro_rules! chain {
                 for (wr, sge) in wrs.iter_mut().zip(&mut sges) {
                     wr.sg_list = sge;
                 }
-                $name { wrs, sges, len: 0 }
+                $name { wrs, sges, list: (0, Vec::new()), len: 0 }
             }
 
             /// Starts a new chain.
             pub fn clear(&mut self) {
+                if !self.list.1.is_empty() {
+                    let at = self.list.0;
+                    self.wrs[at].sg_list = &mut self.sges[at];
+                    self.list.1.clear();
+                }
                 self.len = 0;
             }
 
@@ -186,6 +193,25 @@ impl SendChain {
         if !bytes.is_empty() {
             wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
         }
+    }
+
+    /// Appends a SEND of several pieces (address, local key, length), at most one to a chain. Pieces without length are left out.
+    pub fn push_gathered(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        pieces: impl Iterator<Item = (u64, u32, u32)>,
+    ) {
+        assert!(self.list.1.is_empty(), "one gathered SEND to a chain");
+        self.list.0 = self.len;
+        let some = pieces.filter(|(_, _, length)| *length > 0);
+        self.list.1.extend(some.map(|(addr, lkey, length)| ibv_sge { addr, length, lkey }));
+        let (list, count) = (self.list.1.as_mut_ptr(), self.list.1.len());
+        let (wr, _) = self.set(wr_id, Opcode::Send, flags, (0, 0));
+        if count > 0 {
+            wr.sg_list = list;
+        }
+        wr.num_sge = count as i32;
     }
 
     /// Makes the last work request, a WRITE, carry an immediate.

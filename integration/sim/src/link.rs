@@ -119,6 +119,7 @@ impl Link {
                     rq_depth: shape.rq_depth,
                     active: made.is_empty(),
                     control: nth == 0,
+                    max_sge: 1,
                 };
                 let (id, address) = fabric.create_endpoint(&config).map_err(|e| e.to_string())?;
                 endpoints.push((id, address));

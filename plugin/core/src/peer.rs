@@ -289,6 +289,7 @@ impl Session {
             op: extra.op,
             bytes: if extra.from_scratch { &self.scratch } else { &[] },
             staged: extra.staged,
+            gather: &[],
             remote_addr: extra.remote_addr,
             remote_key: extra.remote_key,
             fenced: extra.fenced,

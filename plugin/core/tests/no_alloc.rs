@@ -82,6 +82,7 @@ fn session(lanes: u32, notify: NotifyMode) -> Session {
             max_rq_depth: 1024,
             max_message_bytes: 4 << 20,
             inline_bytes: 256,
+            max_send_sge: 1,
             default_lanes: 1,
             stripe_min_bytes: 1 << 20,
             immediate: true,

@@ -16,10 +16,15 @@ struct Engine {
 
 impl Engine {
     fn new(peers: u32, pool: PoolConfig) -> Engine {
+        Engine::with_config(peers, Config { pool, ..Config::default() })
+    }
+
+    fn with_config(peers: u32, config: Config) -> Engine {
+        let pool = config.pool;
         let mut engine = Engine { pool: Pool::new(pool, START), worlds: Vec::new(), steps: Vec::new() };
         let slabs = Slabs::default();
         for n in 0..peers {
-            let config = Config { peer: PeerKey(n), pool, ..Config::default() };
+            let config = Config { peer: PeerKey(n), ..config.clone() };
             let shared = std::mem::replace(&mut engine.pool, Pool::new(pool, START));
             let mut world = World::with_pool(config, n.into(), shared, slabs.clone());
             std::mem::swap(&mut world.nodes[1].pool, &mut engine.pool);
@@ -160,5 +165,36 @@ fn peers_that_need_more_than_there_is_share_it_and_all_finish() {
         assert_eq!(engine.worlds[n].result_of(0, 1), Some(&Ok(())), "{:#?}", node.channel.stats());
         assert_eq!(engine.worlds[n].nodes[1].mem.data(1000, LEN), pattern(1, LEN));
     }
+    engine.pool.audit();
+}
+
+#[test]
+fn peers_of_an_engine_that_has_few_slots_to_send_from_take_turns_and_hold_none_when_idle() {
+    // Six RECVs of three peers leave two slots, for which all three wait.
+    let pool = PoolConfig { base_slabs: 2, max_slabs: 2, ..pool() };
+    let mut engine = Engine::with_config(3, Config { gather: false, pool, ..Config::default() });
+    for n in 0..3 {
+        engine.with(n, |world| {
+            world.nodes[1].mem.set_data(1000, &pattern(9, LEN));
+            world.submit(1, 1, Direction::Write, &[(1000, 1000, LEN)], None);
+        });
+    }
+    let done = |engine: &Engine, n: usize| engine.worlds[n].result_of(1, 1).is_some();
+    for round in 0..400_000 {
+        if !done(&engine, round % 3) {
+            engine.turn(round % 3);
+            assert!(engine.pool.stats().sending <= 2);
+        }
+    }
+    for n in 0..3 {
+        let node = &engine.worlds[n].nodes[1];
+        assert_eq!(engine.worlds[n].result_of(1, 1), Some(&Ok(())), "{:#?}", node.channel.stats());
+        assert_eq!(engine.worlds[n].nodes[0].mem.data(1000, LEN), pattern(9, LEN));
+        assert_eq!(engine.worlds[n].nodes[1].channel.stats().send_slots, 0);
+    }
+    let (least, most) = (engine.steps.iter().min().unwrap(), engine.steps.iter().max().unwrap());
+    assert!(*most < 2 * least, "nobody waited for all the others: {:?}", engine.steps);
+    assert!(engine.pool.stats().counters.send_starved > 10, "they did wait");
+    assert_eq!(engine.pool.stats().sending, 0);
     engine.pool.audit();
 }

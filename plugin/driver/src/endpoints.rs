@@ -64,6 +64,7 @@ impl Side<'_> {
                 rq_depth: rq.min(caps.max_rq_depth).min(limit.map_or(u32::MAX, |l| l.rq_depth)),
                 active: theirs.is_none(),
                 control,
+                max_sge: 1,
             }
         };
         (0..=lanes).map(config).collect()

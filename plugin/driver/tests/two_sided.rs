@@ -1,7 +1,7 @@
 //! Two executors over the TCP fabric, in the guest also over RDMA: real memory, real slots, every byte compared.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_core::two_sided::channel::Durable;
@@ -10,9 +10,10 @@ use baton_core::two_sided::codec::{Direction, Status};
 use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::pool::{Holder, PeerKey, PoolConfig, SlotId};
 use baton_core::two_sided::report::{TwoEvent, XferFailure};
-use baton_core::two_sided::setup::{TwoLane, TwoLimits, TwoSetup};
+use baton_core::two_sided::setup::{Place, TwoLane, TwoLimits, TwoSetup};
 use baton_core::{Epoch, LaneId, Nanos, RegionId, SessionId};
-use baton_fabric::{Completion, EndpointConfig, EndpointId, Fabric};
+use baton_fabric::{Completion, EndpointConfig, EndpointId, Fabric, Memory, MemoryKind, RegionKeys};
+use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 use baton_fabric_soft::tcp::{TcpConfig, TcpFabric};
 use baton_fabric_verbs::{VerbsConfig, VerbsFabric};
 
@@ -28,18 +29,41 @@ const SLOT: u32 = 64 * 1024;
 const SEND_SLOTS: u32 = 8;
 const PEER: PeerKey = PeerKey(1);
 
-/// Unregistered memory of a host.
+/// Memory of a host, registered with the fabric or not.
 struct Data {
     base: u64,
     withdrawn: AtomicBool,
+    held: Arc<Holds>,
+    keys: Option<RegionKeys>,
+}
+
+struct Holds(AtomicI64);
+
+impl Keep for Holds {
+    fn release(&self) {
+        assert!(self.0.fetch_sub(1, Ordering::AcqRel) > 0, "released more often than held");
+    }
 }
 
 impl Data {
-    fn new() -> Arc<Data> {
+    fn new(setting: &Setting, fabric: &Arc<dyn Fabric>) -> Arc<Data> {
         let bytes: &'static mut [u8] = vec![0u8; BYTES].leak();
+        let base = bytes.as_mut_ptr().expose_provenance() as u64;
+        let memory = Memory {
+            addr: base,
+            len_bytes: BYTES as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: false,
+            remote_write: false,
+            ordered: false,
+        };
+        let keys = setting.registered.then(|| fabric.region_keys(fabric.register(&memory).unwrap()));
         Arc::new(Data {
-            base: bytes.as_mut_ptr().expose_provenance() as u64,
+            base,
             withdrawn: AtomicBool::new(false),
+            held: Arc::new(Holds(AtomicI64::new(0))),
+            keys,
         })
     }
 
@@ -68,6 +92,32 @@ impl Regions for Data {
             _ => Err(Status::Range),
         }
     }
+
+    fn hold(&self, region: RegionId, offset: u64, len: u64, direction: Direction) -> Result<Held, Status> {
+        let addr = self.find(region, offset, len, direction)?;
+        self.held.0.fetch_add(1, Ordering::AcqRel);
+        Ok(Held::new(addr, Arc::clone(&self.held) as Arc<dyn Keep>))
+    }
+
+    fn local_key(&self, from: Place, len: u32, rail: u8) -> Option<u64> {
+        let offset = match from {
+            Place::Local(addr) => addr - self.base,
+            Place::Region(_, offset) => offset,
+        };
+        self.keys.as_ref()?.local_key(rail, offset, len.into())
+    }
+}
+
+/// Two fabrics that reach each other, and whether the hosts' memory is registered with them.
+struct Setting {
+    fabrics: [Arc<dyn Fabric>; 2],
+    registered: bool,
+}
+
+impl Setting {
+    fn registered(self) -> Setting {
+        Setting { registered: true, ..self }
+    }
 }
 
 struct Side {
@@ -89,25 +139,33 @@ struct Pair {
     epoch: u32,
 }
 
-fn tcp() -> [Arc<dyn Fabric>; 2] {
-    [0, 1].map(|_| {
+fn setting(fabrics: [Arc<dyn Fabric>; 2]) -> Setting {
+    Setting { fabrics, registered: false }
+}
+
+fn tcp() -> Setting {
+    setting([0, 1].map(|_| {
         let listen = Some("127.0.0.1".parse().unwrap());
         let config = TcpConfig { listen, user_timeout: PATIENCE, ..TcpConfig::default() };
         TcpFabric::new(config).unwrap() as Arc<dyn Fabric>
-    })
+    }))
 }
 
-fn rdma() -> [Arc<dyn Fabric>; 2] {
+fn local() -> Setting {
+    setting([0, 1].map(|_| LocalFabric::new(LocalConfig::default()).unwrap() as Arc<dyn Fabric>))
+}
+
+fn rdma() -> Setting {
     let named = std::env::var("BATON_TEST_DEVICES").unwrap_or("rxe0,rxe1".into());
     let (first, second) = named.split_once(',').expect("two devices");
-    [first, second].map(|device| {
+    setting([first, second].map(|device| {
         let mut config = VerbsConfig::default();
         for (key, value) in [("devices", device), ("ib_timeout", "18")] {
             assert!(config.set(key, value).expect("a valid setting"), "setting {key} exists");
         }
         let fabric = VerbsFabric::open(config).unwrap_or_else(|e| panic!("device {device}: {e}"));
         fabric as Arc<dyn Fabric>
-    })
+    }))
 }
 
 /// Endpoints of one side with their RECVs posted, and what the other side needs of it.
@@ -121,8 +179,14 @@ struct Prepared {
 
 fn prepare(fabric: Arc<dyn Fabric>, bounce: SharedBounce, active: bool) -> Prepared {
     let seam = Arc::clone(&fabric);
-    let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH), (SEND_SLOTS, SLOT)).unwrap();
-    let config = |control, (sq_depth, rq_depth)| EndpointConfig { sq_depth, rq_depth, active, control };
+    let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH)).unwrap();
+    let config = |control, (sq_depth, rq_depth)| EndpointConfig {
+        sq_depth,
+        rq_depth,
+        active,
+        control,
+        max_sge: seam.caps().max_send_sge,
+    };
     let mut endpoints = vec![seam.create_endpoint(&config(true, CONTROL)).unwrap()];
     let recvs: Vec<_> = (0..u64::from(CONTROL.1)).map(|n| area.control_recv(0, n).unwrap()).collect();
     seam.post_recv(endpoints[0].0, &recvs).unwrap();
@@ -174,7 +238,7 @@ fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [
             peer_credit_addr: pages[2 - n].0,
             peer_credit_key: pages[2 - n].1,
             send_slots: SEND_SLOTS,
-            max_sge: 1,
+            max_sge: side.fabric.caps().max_send_sge,
             data_crc: n == 1,
             limits: TwoLimits::default(),
         };
@@ -192,12 +256,13 @@ fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [
 }
 
 impl Pair {
-    fn new(fabrics: [Arc<dyn Fabric>; 2]) -> Pair {
-        let parts = fabrics.map(|fabric| {
+    fn new(setting: Setting) -> Pair {
+        let parts = setting.fabrics.clone().map(|fabric| {
             let pool = PoolConfig { slot_bytes: SLOT, ..PoolConfig::default() };
             let bounce = Bounce::new(Arc::clone(&fabric), pool, Nanos(0));
             bounce.lock().pool.join(PEER);
-            (fabric, bounce, Data::new())
+            let data = Data::new(&setting, &fabric);
+            (fabric, bounce, data)
         });
         let mut n = 0;
         let sides = parts.clone().map(|(fabric, bounce, data)| {
@@ -357,8 +422,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte(fabrics: [Arc<dyn Fabric>; 2]) {
-    let mut pair = Pair::new(fabrics);
+fn writes_and_reads_arrive_byte_for_byte(setting: Setting) {
+    let mut pair = Pair::new(setting);
     let (len, at) = (5 << 20, 4096);
     pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
     pair.submit(0, 1, Direction::Write, &[(at, at + 64, len)], b"written");
@@ -387,10 +452,36 @@ fn writes_and_reads_of_unregistered_memory_arrive_byte_for_byte(fabrics: [Arc<dy
     assert_eq!(a.data.at(18 << 20, len), pattern(4, len));
     let counters = a.exec().channel.counters();
     assert!(counters.blocks_packed == 128 && counters.nops_sent == 0, "{counters:?}");
+    for side in &pair.sides {
+        let counters = side.exec().channel.counters();
+        let gathered = if side.data.keys.is_some() { counters.messages_sent } else { 0 };
+        assert_eq!(counters.messages_gathered, gathered, "{counters:?}");
+        let pool = side.bounce.lock().pool.stats();
+        assert_eq!(pool.counters.sends, counters.messages_sent - gathered, "a slot for each that was copied");
+        assert_eq!(pool.sending, 0, "none afterwards");
+        assert_eq!(side.data.held.0.load(Ordering::Acquire), 0, "nothing is held");
+    }
 }
 
-fn notifications_of_any_length_arrive_in_order(fabrics: [Arc<dyn Fabric>; 2]) {
-    let mut pair = Pair::new(fabrics);
+fn a_region_that_is_withdrawn_while_it_is_read_is_refused_and_not_held_any_more(setting: Setting) {
+    let mut pair = Pair::new(setting);
+    pair.submit(0, 1, Direction::Read, &[(0, 0, 20 << 20)], b"read");
+    pair.until("it is under way", |sides| sides[0].exec().channel.counters().bytes_placed > 1 << 20);
+    pair.sides[1].data.withdrawn.store(true, Ordering::Release);
+    pair.until("it is refused", |sides| sides[0].done.len() == 1);
+    let refused =
+        matches!(pair.sides[0].done[0].1, Err(XferFailure::Refused { status: Status::StaleRegion, .. }));
+    assert!(refused, "{:?}", pair.sides[0].done);
+    pair.until("its SENDs end", |sides| sides[1].data.held.0.load(Ordering::Acquire) == 0);
+    assert!(!pair.sides[0].ended && !pair.sides[1].ended, "the session goes on");
+    pair.sides[1].data.withdrawn.store(false, Ordering::Release);
+    pair.submit(0, 2, Direction::Read, &[(0, 0, 1 << 20)], b"read");
+    pair.until("the next one is done", |sides| sides[0].done.len() == 2);
+    assert_eq!(pair.sides[0].done[1], (2, Ok(())));
+}
+
+fn notifications_of_any_length_arrive_in_order(setting: Setting) {
+    let mut pair = Pair::new(setting);
     let messages: Vec<Vec<u8>> = (0..300).map(|n| pattern(n, (n as usize * 97) % 20_000)).collect();
     for (token, message) in (0..).zip(&messages) {
         let resolve = if token % 2 == 0 { Resolve::Sent } else { Resolve::Taken };
@@ -406,8 +497,8 @@ fn notifications_of_any_length_arrive_in_order(fabrics: [Arc<dyn Fabric>; 2]) {
     assert_eq!(pair.sides[1].delivered, messages);
 }
 
-fn a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load(fabrics: [Arc<dyn Fabric>; 2]) {
-    let mut pair = Pair::new(fabrics);
+fn a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load(setting: Setting) {
+    let mut pair = Pair::new(setting);
     pair.sides[1].data.withdrawn.store(true, Ordering::Release);
     pair.submit(0, 1, Direction::Write, &[(0, 0, 1 << 20)], b"no");
     pair.until("it is refused", |sides| sides[0].done.len() == 1);
@@ -423,9 +514,9 @@ fn a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load(fabr
 }
 
 fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once(
-    fabrics: [Arc<dyn Fabric>; 2],
+    setting: Setting,
 ) {
-    let mut pair = Pair::new(fabrics);
+    let mut pair = Pair::new(setting);
     let (len, at) = (20 << 20, 4096);
     pair.sides[0].data.at(at, len).copy_from_slice(&pattern(1, len));
     pair.submit(0, 1, Direction::Write, &[(at, at, len)], b"written");
@@ -455,23 +546,30 @@ fn a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byt
 }
 
 macro_rules! over {
-    ($fabrics:ident, $mark:meta: $($name:ident),+) => {
-        mod $fabrics {
+    ($module:ident, $setting:expr, $mark:meta: $($name:ident),+ $(,)?) => {
+        mod $module {
+            use super::*;
             $(#[test] #[$mark] fn $name() {
-                super::$name(super::$fabrics());
+                super::$name($setting);
             })+
         }
     };
+    ($($module:ident: $setting:expr, $mark:meta;)+) => {
+        $(over!($module, $setting, $mark:
+            writes_and_reads_arrive_byte_for_byte,
+            notifications_of_any_length_arrive_in_order,
+            a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load,
+            a_region_that_is_withdrawn_while_it_is_read_is_refused_and_not_held_any_more,
+            a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once,
+        );)+
+    };
 }
 
-over!(tcp, cfg(test):
-    writes_and_reads_of_unregistered_memory_arrive_byte_for_byte,
-    notifications_of_any_length_arrive_in_order,
-    a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load,
-    a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once);
-
-over!(rdma, ignore = "needs RDMA devices: run it in the guest":
-    writes_and_reads_of_unregistered_memory_arrive_byte_for_byte,
-    notifications_of_any_length_arrive_in_order,
-    a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load,
-    a_transfer_that_loses_its_connection_again_and_again_is_finished_byte_for_byte_and_told_once);
+over! {
+    over_tcp: tcp(), cfg(test);
+    over_tcp_gathered: tcp().registered(), cfg(test);
+    over_local: local(), cfg(test);
+    over_local_gathered: local().registered(), cfg(test);
+    over_rdma: rdma(), ignore = "needs RDMA devices: run it in the guest";
+    over_rdma_gathered: rdma().registered(), ignore = "needs RDMA devices: run it in the guest";
+}

@@ -58,6 +58,8 @@ pub struct SimConfig {
     pub max_message_bytes: u32,
     /// [`baton_fabric::Caps::inline_bytes`].
     pub inline_bytes: u32,
+    /// [`baton_fabric::Caps::max_send_sge`].
+    pub max_send_sge: u32,
     /// [`baton_fabric::Caps::default_lanes`].
     pub default_lanes: u8,
     /// [`baton_fabric::Caps::stripe_min_bytes`].
@@ -90,6 +92,7 @@ impl Default for SimConfig {
             max_depth: 4096,
             max_message_bytes: 4 << 20,
             inline_bytes: 220,
+            max_send_sge: 16,
             default_lanes: 2,
             stripe_min_bytes: 4096,
             rails: 1,

@@ -1,6 +1,6 @@
 //! Endpoints and the flows between them.
 
-use baton_fabric::{Completion, CompletionKind, EndpointConfig, EndpointId, RecvSlot, WcStatus};
+use baton_fabric::{Completion, CompletionKind, EndpointConfig, EndpointId, RecvSlot, Sge, WcStatus};
 use std::collections::VecDeque;
 
 /// An endpoint of a node.
@@ -23,8 +23,8 @@ pub(crate) enum State {
 pub(crate) enum Source {
     /// Copied by `post`.
     Inline(Vec<u8>),
-    /// Read from here (address, key, length) when it starts.
-    Memory(u64, u64, usize),
+    /// Read from here, piece by piece, when it starts.
+    Memory(Box<[Sge]>),
 }
 
 #[derive(Debug)]
@@ -47,10 +47,10 @@ pub(crate) struct Wr {
 
 impl Wr {
     /// The memory that it reads until it completes.
-    pub fn source(&self) -> Option<(u64, u64, usize)> {
+    pub fn source(&self) -> Option<&[Sge]> {
         match &self.kind {
-            WrKind::Write { source: Source::Memory(addr, key, len), .. }
-            | WrKind::Send { source: Source::Memory(addr, key, len) } => Some((*addr, *key, *len)),
+            WrKind::Write { source: Source::Memory(pieces), .. }
+            | WrKind::Send { source: Source::Memory(pieces) } => Some(pieces),
             _ => None,
         }
     }

@@ -64,7 +64,11 @@ fn work_requests(batch: &Batch<'_>, inline_bytes: usize) -> Result<Vec<Wr>, Fabr
         }
         let kind = match template.op {
             Op::Write => WrKind::Write {
-                source: Source::Memory(template.local_addr, template.local_key, template.len_bytes as usize),
+                source: Source::Memory(Box::new([Sge {
+                    addr: template.local_addr,
+                    local_key: template.local_key,
+                    len_bytes: template.len_bytes,
+                }])),
                 remote_addr: template.remote_addr,
                 remote_key: template.remote_key,
                 imm,
@@ -83,10 +87,10 @@ fn work_requests(batch: &Batch<'_>, inline_bytes: usize) -> Result<Vec<Wr>, Fabr
         chain.push(wr(index, kind, false));
     }
     if let Some(extra) = &batch.extra {
-        let source = if extra.bytes.len() <= inline_bytes {
+        let source = if extra.bytes.len() <= inline_bytes && extra.gather.is_empty() {
             Source::Inline(extra.bytes.to_vec())
-        } else if let Some((addr, key)) = extra.staged {
-            Source::Memory(addr, key, extra.bytes.len())
+        } else if extra.staged.is_some() || !extra.gather.is_empty() {
+            Source::Memory(extra.pieces().collect())
         } else {
             let len = extra.bytes.len();
             return Err(FabricError::Invalid(format!(
@@ -111,7 +115,10 @@ fn admit(inner: &mut Inner, qp: Qp, batch: &Batch<'_>, not_found: FabricError) -
         return Err(FabricError::Invalid(format!("endpoint {:?} is not connected", qp.1)));
     }
     let lengths = batch.work.iter().map(|template| u64::from(template.len_bytes));
-    let longest = lengths.chain(batch.extra.map(|extra| extra.bytes.len() as u64)).max();
+    if let Some(extra) = &batch.extra {
+        extra.check_gather(ep.config.max_sge, max_message)?;
+    }
+    let longest = lengths.chain(batch.extra.map(|extra| extra.len_bytes())).max();
     if let Some(longest) = longest.filter(|longest| *longest > u64::from(max_message)) {
         return Err(FabricError::Limit(format!(
             "{longest} bytes in one work request: the limit is {max_message}"
@@ -157,6 +164,7 @@ impl Fabric for SimFabric {
             max_rq_depth: inner.cfg.max_depth,
             max_message_bytes: inner.cfg.max_message_bytes,
             inline_bytes: inner.cfg.inline_bytes,
+            max_send_sge: inner.cfg.max_send_sge,
             default_lanes: inner.cfg.default_lanes,
             stripe_min_bytes: inner.cfg.stripe_min_bytes,
             immediate: true,
@@ -240,6 +248,13 @@ impl Fabric for SimFabric {
             return Err(FabricError::Limit(format!(
                 "depths {} and {}: 1..={max}",
                 config.sq_depth, config.rq_depth
+            )));
+        }
+        let max_sge = inner.cfg.max_send_sge;
+        if config.max_sge > max_sge {
+            return Err(FabricError::Limit(format!(
+                "{} pieces of a SEND: at most {max_sge}",
+                config.max_sge
             )));
         }
         let seed = inner.seed;

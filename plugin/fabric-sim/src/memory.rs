@@ -1,6 +1,6 @@
 //! Memory of a node: arenas at invented addresses, and the regions registered on them.
 
-use baton_fabric::{Keys, Memory, RegionKeys};
+use baton_fabric::{Keys, Memory, RegionKeys, Sge};
 use std::collections::BTreeMap;
 
 /// What somebody wants with memory.
@@ -133,6 +133,21 @@ impl NodeMemory {
             return None;
         }
         self.bytes(addr, len_bytes).map(<[u8]>::to_vec)
+    }
+
+    /// Reads the pieces of an own work request.
+    pub fn gather(&self, rail: u8, pieces: &[Sge]) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            bytes.extend(self.read(
+                rail,
+                piece.local_key,
+                piece.addr,
+                piece.len_bytes as usize,
+                Want::Local,
+            )?);
+        }
+        Some(bytes)
     }
 
     /// Writes through a key; nothing is written unless all may be.

@@ -78,7 +78,7 @@ impl Inner {
         let memory = &self.nodes[node].memory;
         let fetch = |source: &Source| match source {
             Source::Inline(bytes) => Some(bytes.clone()),
-            Source::Memory(addr, key, len) => memory.read(rail, *key, *addr, *len, Want::Local),
+            Source::Memory(pieces) => memory.gather(rail, pieces),
         };
         let request = match &wr.kind {
             WrKind::Write { source, remote_addr, remote_key, imm } => {

@@ -1,7 +1,6 @@
 //! What work requests read is left alone until they complete.
 
 use crate::endpoint::Qp;
-use crate::memory::Want;
 use crate::world::Inner;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,8 +8,8 @@ impl Inner {
     /// What lies in memory where a work request reads.
     pub(crate) fn digest_of_source(&mut self, qp: Qp, index: usize) -> Option<u64> {
         let ep = self.endpoint(qp)?;
-        let (rail, (addr, key, len)) = (ep.rail, ep.sq.get(index)?.source()?);
-        let bytes = self.nodes[qp.0].memory.read(rail, key, addr, len, Want::Local)?;
+        let (rail, pieces) = (ep.rail, ep.sq.get(index)?.source()?.to_vec());
+        let bytes = self.nodes[qp.0].memory.gather(rail, &pieces)?;
         let mut hasher = DefaultHasher::new();
         bytes.hash(&mut hasher);
         Some(hasher.finish())

@@ -32,7 +32,7 @@ impl Pair {
             };
             fabrics[node].register(&memory).expect("register")
         });
-        let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: false };
+        let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: false, max_sge: 1 };
         let made = [0, 1].map(|node: usize| fabrics[node].create_endpoint(&config).expect("create"));
         fabrics[1].post_recv(made[1].0, &vec![RecvSlot::default(); recvs]).expect("RECVs");
         for node in [0, 1] {
@@ -70,7 +70,15 @@ impl Pair {
 }
 
 fn tail(fenced: bool) -> Extra<'static> {
-    Extra { op: ExtraOp::WriteImm(1), bytes: &[], staged: None, remote_addr: 0, remote_key: 0, fenced }
+    Extra {
+        op: ExtraOp::WriteImm(1),
+        bytes: &[],
+        staged: None,
+        gather: &[],
+        remote_addr: 0,
+        remote_key: 0,
+        fenced,
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! Both keep their registrations in the same kind of table: keys and bounds are checked by the owner of the memory,
 //! and after `deregister` nothing lands in it any more, whatever a peer has in flight.
 
+mod lists;
 pub mod local;
 mod regions;
 pub mod tcp;

@@ -155,6 +155,7 @@ fn a_message_for_a_recv_whose_memory_is_not_writable_is_refused() {
             op: ExtraOp::Send,
             bytes: &[7; 500],
             staged: None,
+            gather: &[],
             remote_addr: 0,
             remote_key: 0,
             fenced: false,

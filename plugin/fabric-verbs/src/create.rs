@@ -106,13 +106,19 @@ impl VerbsFabric {
             // One more for the mark at the end of a fenced queue.
             max_send_wr: config.sq_depth + 1,
             max_recv_wr: config.rq_depth,
+            max_send_sge: config.max_sge.max(1),
             ..device.cap
         };
         let failed = |e: baton_verbs::VerbsError| {
             FabricError::System(format!(
-                "{rail}: a queue pair with {} sends and {} RECVs (the device's limits: {} queue pairs, {} work requests each): \
-                 {e}; BATON_LANES lowers the number of queue pairs per session",
-                cap.max_send_wr, cap.max_recv_wr, device.attr.max_qp, device.attr.max_qp_wr
+                "{rail}: a queue pair with {} sends of {} pieces and {} RECVs (the device's limits: {} queue pairs, {} work requests each, \
+                 {} pieces): {e}; BATON_LANES lowers the number of queue pairs per session",
+                cap.max_send_wr,
+                cap.max_send_sge,
+                cap.max_recv_wr,
+                device.attr.max_qp,
+                device.attr.max_qp_wr,
+                device.attr.max_sge
             ))
         };
         let qp =
@@ -123,7 +129,8 @@ impl VerbsFabric {
         let reads = READ_DEPTH.min(device.attr.max_qp_rd_atom).min(device.attr.max_qp_init_rd_atom) as u8;
         let psn = random_psn()?;
         let endpoint = self.endpoints.insert(|id| {
-            Endpoint::new(id, qp, Arc::clone(queue), (Arc::clone(rail), rail_index), member, psn, reads)
+            let rail = (Arc::clone(rail), rail_index);
+            Endpoint::new(id, qp, Arc::clone(queue), rail, member, psn, reads, config.max_sge)
         })?;
         queue.add(&endpoint);
         Ok(endpoint)

@@ -56,6 +56,8 @@ pub(crate) struct Endpoint {
     pub psn: u32,
     /// READs of the peer served at once, READs of its own in flight.
     pub read_depth: u8,
+    /// Pieces of one SEND at most.
+    pub max_sge: u32,
     /// The GID that it was connected with.
     pub gid: Mutex<Option<crate::choose::Gid>>,
     send: Mutex<Send>,
@@ -87,6 +89,7 @@ impl Endpoint {
         member: u16,
         psn: u32,
         read_depth: u8,
+        max_sge: u32,
     ) -> Endpoint {
         Endpoint {
             id,
@@ -97,6 +100,7 @@ impl Endpoint {
             member,
             psn,
             read_depth,
+            max_sge,
             gid: Mutex::new(None),
             send: Mutex::new(Send { chain: SendChain::with_capacity(CHAIN) }),
             recv: Mutex::new(RecvChain::with_capacity(RECV_CHAIN)),
@@ -149,6 +153,10 @@ impl Endpoint {
         if self.is_fenced() {
             let error = FabricError::Invalid(format!("{:?} on {}: it is fenced", self.id, self.rail));
             return Err(PostError { taken: 0, error });
+        }
+        if let Some(extra) = &batch.extra {
+            let checked = extra.check_gather(self.max_sge, self.rail.max_message_bytes);
+            checked.map_err(|error| PostError { taken: 0, error })?;
         }
         let chain = &mut send.chain;
         let mut left = batch.work;
@@ -217,6 +225,11 @@ impl Endpoint {
         let wr_id = self.wr_id(seq as u32) | mark;
         let flags = SendFlags { signaled: false, fenced: extra.fenced };
         let target = (extra.remote_addr, extra.remote_key as u32);
+        if !extra.gather.is_empty() {
+            let pieces = extra.pieces().map(|sge| (sge.addr, sge.local_key as u32, sge.len_bytes));
+            chain.push_gathered(wr_id, flags, pieces);
+            return Ok(());
+        }
         if extra.bytes.len() <= self.qp.cap().max_inline_bytes as usize {
             // SAFETY: posted before this call returns, and within the inline limit.
             unsafe { chain.push_inline(wr_id, op, flags, extra.bytes, target) };

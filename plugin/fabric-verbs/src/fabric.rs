@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Longest message of the engine, whatever the device could.
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
+/// Most pieces of one SEND: what current adapters have. Only endpoints that ask for them have room for them in their queues.
+const MAX_SEND_SGE: u32 = 30;
 /// Below this many bytes a transfer stays on one lane.
 const STRIPE_MIN_BYTES: u64 = 256 * 1024;
 /// How often a busy service thread asks devices for events; a sleeping one is woken by them.
@@ -168,6 +170,12 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         max_rq_depth: least(|cap| cap.max_recv_wr),
         max_message_bytes: message.min(MAX_MESSAGE_BYTES),
         inline_bytes: least(|cap| cap.max_inline_bytes),
+        max_send_sge: devices
+            .iter()
+            .map(|device| device.attr.max_sge)
+            .min()
+            .unwrap_or(1)
+            .clamp(1, MAX_SEND_SGE),
         default_lanes: rails::unpaired(&facts).lanes(config.lanes),
         stripe_min_bytes: STRIPE_MIN_BYTES,
         immediate: config.immediates && devices.iter().all(|device| device.context.has_immediate()),

@@ -243,6 +243,7 @@ fn notifications_come_only_when_what_they_tell_of_is_visible() {
                     op: ExtraOp::Send,
                     bytes: &[],
                     staged: None,
+                    gather: &[],
                     remote_addr: 0,
                     remote_key: 0,
                     fenced: false,

@@ -20,6 +20,8 @@ pub struct EndpointConfig {
     pub active: bool,
     /// The control endpoint of a session: low volume, never behind bulk data.
     pub control: bool,
+    /// Pieces of own memory that one of its SENDs is made of at most ([`Extra::gather`]), up to [`Caps::max_send_sge`]; 1 where nothing is gathered.
+    pub max_sge: u32,
 }
 
 /// Kind of registered memory.
@@ -156,7 +158,18 @@ pub struct Template {
 
 const _: () = assert!(size_of::<Template>() == 40);
 
-/// One more work request behind the templates of a batch: a record, a bare tail, a credit word or a control frame.
+/// A piece of own registered memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// First byte.
+    pub addr: u64,
+    /// [`Keys::local`] of that memory.
+    pub local_key: u64,
+    /// Length.
+    pub len_bytes: u32,
+}
+
+/// One more work request behind the templates of a batch: a record, a bare tail, a credit word, a control frame or a data message.
 #[derive(Clone, Copy, Debug)]
 pub struct Extra<'a> {
     /// What it is.
@@ -165,12 +178,63 @@ pub struct Extra<'a> {
     pub bytes: &'a [u8],
     /// The same bytes in registered memory that stays untouched until completion. Required when `bytes` is longer than the inline limit.
     pub staged: Option<(u64, u64)>,
+    /// `Send` only: what follows `bytes`, in order, read from where it lies until completion. With it `bytes`, if there are any, must be
+    /// staged, however short. Pieces without length are left out, and their keys are not looked at.
+    pub gather: &'a [Sge],
     /// Target address (not for `Send`).
     pub remote_addr: u64,
     /// Target key (not for `Send`).
     pub remote_key: u64,
     /// Start only after all earlier READs of this endpoint have completed.
     pub fenced: bool,
+}
+
+impl Extra<'_> {
+    /// Bytes in all.
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64 + self.gather.iter().map(|sge| u64::from(sge.len_bytes)).sum::<u64>()
+    }
+
+    /// What it is made of where something is gathered: the staged bytes, then the pieces, without those that are empty.
+    pub fn pieces(&self) -> impl Iterator<Item = Sge> {
+        let (addr, local_key) = self.staged.unwrap_or_default();
+        let prefix = Sge { addr, local_key, len_bytes: self.bytes.len() as u32 };
+        std::iter::once(prefix).chain(self.gather.iter().copied()).filter(|sge| sge.len_bytes > 0)
+    }
+
+    /// Whether the gather list is one that an endpoint with so many pieces and messages of so many bytes at most can send.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_gather(&self, max_sge: u32, max_message_bytes: u32) -> Result<(), FabricError> {
+        if self.gather.is_empty() {
+            return Ok(());
+        }
+        if self.op != ExtraOp::Send {
+            return Err(FabricError::Invalid(format!(
+                "{:?} with a gather list: only a SEND has one",
+                self.op
+            )));
+        }
+        if !self.bytes.is_empty() && self.staged.is_none() {
+            return Err(FabricError::Invalid(format!(
+                "{} bytes in front of a gather list must be staged in registered memory",
+                self.bytes.len()
+            )));
+        }
+        let (pieces, len) = (self.pieces().count(), self.len_bytes());
+        if pieces > max_sge as usize {
+            return Err(FabricError::Limit(format!(
+                "a SEND of {pieces} pieces: the endpoint was made for {max_sge}"
+            )));
+        }
+        if len > u64::from(max_message_bytes) {
+            return Err(FabricError::Limit(format!(
+                "a SEND of {len} bytes in {pieces} pieces: the limit is {max_message_bytes}"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Operation of an [`Extra`].
@@ -180,7 +244,7 @@ pub enum ExtraOp {
     Write,
     /// RDMA WRITE of `bytes` that also consumes a RECV of the target, which sees this immediate.
     WriteImm(u32),
-    /// SEND of `bytes` into the target's next RECV slot.
+    /// SEND of `bytes` and what is gathered into the target's next RECV slot.
     Send,
 }
 
@@ -292,6 +356,8 @@ pub struct Caps {
     pub max_message_bytes: u32,
     /// Longest [`Extra::bytes`] that `post` copies itself.
     pub inline_bytes: u32,
+    /// Largest [`EndpointConfig::max_sge`], at least 1.
+    pub max_send_sge: u32,
     /// Data lanes that make sense per session by default.
     pub default_lanes: u8,
     /// A transfer below this many bytes stays on one lane.

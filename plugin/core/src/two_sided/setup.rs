@@ -46,7 +46,7 @@ pub struct TwoSetup {
     pub peer_credit_addr: u64,
     /// Its key.
     pub peer_credit_key: u64,
-    /// Own: send slots of `slot_bytes` for messages that are not gathered.
+    /// Own: slots of the pool that it holds at most for messages that are copied before they are sent.
     pub send_slots: u32,
     /// Own: entries of a gather list at most.
     pub max_sge: u32,
@@ -214,6 +214,18 @@ pub trait TwoMemory {
     fn load_credit(&self, word: usize) -> u64;
 }
 
+/// What a data message is sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Copy everything into this slot of the pool and send that.
+    Slot(SlotId),
+    /// Gather the spans from where they are, behind the prefix in this one of the channel's [`super::channel::GATHERS`] small
+    /// buffers of [`super::channel::GATHER_PREFIX_BYTES`]. It is not used again before this SEND has completed.
+    Gather(u32),
+    /// There is nothing but a header: a NOP.
+    Bare,
+}
+
 /// A data message to be posted.
 #[derive(Debug)]
 pub struct DataSend<'a> {
@@ -225,9 +237,8 @@ pub struct DataSend<'a> {
     pub prefix: &'a [u8],
     /// The data, in order.
     pub spans: &'a [Span],
-    /// Copy everything into this send slot and send that; `None`: gather (the prefix from a small buffer of the driver's that is
-    /// free again when this SEND has completed). The number is not used again before that.
-    pub send_slot: Option<u32>,
+    /// What it is sent from.
+    pub source: Source,
     /// Finish the checksum with [`super::codec::append_data_crc`].
     pub data_crc: bool,
 }

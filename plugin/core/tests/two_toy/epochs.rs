@@ -127,7 +127,7 @@ impl World {
         let stats: Vec<_> = self.nodes.iter().map(|node| node.channel.stats()).collect();
         for (s, r) in [(&stats[0], &stats[1]), (&stats[1], &stats[0])] {
             assert_eq!((s.transfers, s.notes_waiting, s.copies), (0, 0, 0), "{s:#?}");
-            assert_eq!(s.send_slots_free, self.config.send_slots, "all send slots are back");
+            assert_eq!((s.send_slots, s.gathers), (0, 0), "all that SENDs used is back");
             for (own, other) in s.lanes.iter().zip(&r.lanes) {
                 assert_eq!(own.consumed, other.received, "consumed = received");
                 assert_eq!(own.known, other.granted, "known = granted");

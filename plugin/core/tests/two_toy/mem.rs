@@ -29,7 +29,6 @@ pub type Slabs = Rc<RefCell<HashMap<SlabId, Vec<u8>>>>;
 pub struct Mem {
     data: RefCell<Vec<u8>>,
     slabs: Slabs,
-    send: RefCell<Vec<Vec<u8>>>,
     control: RefCell<Vec<Vec<u8>>>,
     page: RefCell<Vec<u8>>,
     slot_bytes: usize,
@@ -46,7 +45,6 @@ impl Mem {
         let mem = Mem {
             data: RefCell::new(vec![0; config.data_bytes]),
             slabs,
-            send: RefCell::default(),
             control: RefCell::default(),
             page: RefCell::default(),
             slot_bytes: config.slot as usize,
@@ -61,7 +59,6 @@ impl Mem {
 
     /// What belongs to an epoch is new in each.
     pub fn reset(&self, config: &Config) {
-        *self.send.borrow_mut() = vec![Vec::new(); config.send_slots as usize];
         *self.control.borrow_mut() = vec![vec![SPOILT; CONTROL_SLOT_BYTES]; config.control_rq as usize];
         *self.page.borrow_mut() = vec![0; Channel::credit_page_bytes(config.lanes.into())];
     }
@@ -125,12 +122,8 @@ impl Mem {
         self.control.borrow_mut()[slot as usize].fill(SPOILT);
     }
 
-    pub fn fill_send_slot(&self, slot: u32, bytes: &[u8]) {
-        self.send.borrow_mut()[slot as usize] = bytes.to_vec();
-    }
-
-    pub fn send_slot(&self, slot: u32, len: usize) -> Vec<u8> {
-        self.send.borrow()[slot as usize][..len].to_vec()
+    pub fn send_slot(&self, slot: SlotId, len: usize) -> Vec<u8> {
+        self.slot(slot, 0, len)
     }
 
     pub fn set_credit(&self, word: usize, bytes: &[u8]) {

@@ -89,7 +89,7 @@ enum Wr {
         spans: Vec<Span>,
     },
     Slot {
-        slot: u32,
+        slot: SlotId,
         len: usize,
     },
     /// A hostile peer's own bytes.
@@ -586,14 +586,14 @@ fn data_wr(config: &Config, mem: &Mem, send: &DataSend<'_>) -> Wr {
             append_data_crc(&mut prefix, &mem.read(span));
         }
     }
-    let Some(slot) = send.send_slot else {
+    let Source::Slot(slot) = send.source else {
         assert!(send.spans.len() < config.max_sge as usize, "gather list too long");
         assert!(send.spans.is_empty() || config.gather, "this memory is not registered");
         return Wr::Gather { prefix, spans: send.spans.to_vec() };
     };
     send.spans.iter().for_each(|span| prefix.extend(mem.read(span)));
     assert!(prefix.len() <= config.slot as usize);
-    mem.fill_send_slot(slot, &prefix);
+    mem.fill(slot, &prefix);
     Wr::Slot { slot, len: prefix.len() }
 }
 

@@ -127,6 +127,7 @@ impl Fabric for Wire {
             max_rq_depth: 4096,
             max_message_bytes: 4 << 20,
             inline_bytes: 16 << 10,
+            max_send_sge: 1,
             default_lanes: 4,
             stripe_min_bytes: 1 << 20,
             immediate: true,

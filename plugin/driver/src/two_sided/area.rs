@@ -39,6 +39,11 @@ impl Area {
         Ok(Area { pages: ManuallyDrop::new(pages), len_bytes, keys, region, fabric: Arc::clone(fabric) })
     }
 
+    /// Bytes of it.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
     /// Address of a byte.
     pub fn addr(&self, at: usize) -> u64 {
         self.pages.addr() + at as u64

@@ -1,12 +1,11 @@
 //! The pool's books together with the memory of its slabs.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_core::Nanos;
 use baton_core::two_sided::pool::{Pool, PoolAction, PoolConfig, SlabId, SlotId};
 use baton_fabric::{Fabric, FabricError, RecvSlot};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::Area;
 
@@ -14,7 +13,7 @@ use super::Area;
 pub struct Bounce {
     /// The books.
     pub pool: Pool,
-    slabs: HashMap<SlabId, Area>,
+    slabs: Arc<Slabs>,
     fabric: Arc<dyn Fabric>,
 }
 
@@ -24,8 +23,9 @@ pub type SharedBounce = Arc<Mutex<Bounce>>;
 impl Bounce {
     /// With its first slabs.
     pub fn new(fabric: Arc<dyn Fabric>, config: PoolConfig, now: Nanos) -> SharedBounce {
-        let bounce =
-            Arc::new(Mutex::new(Bounce { pool: Pool::new(config, now), slabs: HashMap::new(), fabric }));
+        let slabs = Slabs { areas: RwLock::default(), slot_bytes: config.slot_bytes as usize };
+        let pool = Pool::new(config, now);
+        let bounce = Arc::new(Mutex::new(Bounce { pool, slabs: Arc::new(slabs), fabric }));
         Bounce::serve(&bounce, now);
         bounce
     }
@@ -48,52 +48,60 @@ impl Bounce {
                     let mut bounce = shared.lock();
                     bounce.pool.on_allocated(now, slab, made.is_ok());
                     match made {
-                        Ok(area) => drop(bounce.slabs.insert(slab, area)),
+                        Ok(area) => bounce.slabs.insert(slab, area),
                         Err(e) => {
                             tracing::warn!("bounce memory on fabric {} does not grow: {e}", fabric.name())
                         }
                     }
                 }
                 PoolAction::Release(slab) => {
-                    let area = shared.lock().slabs.remove(&slab);
-                    drop(area);
+                    let slabs = Arc::clone(&shared.lock().slabs);
+                    // It gives its memory back, without a lock: no slot of it is lent, so nobody else has it.
+                    drop(slabs.remove(slab));
                     shared.lock().pool.on_released(slab);
                 }
             }
         }
     }
 
-    /// The slab of a slot, and where the slot begins there.
-    pub fn place(&self, slot: SlotId) -> (&Area, usize) {
-        self.slabs().place(slot)
-    }
-
     /// The slot as a RECV of an endpoint on that rail.
     pub fn recv(&self, slot: SlotId, rail: u8, id: u32) -> Result<RecvSlot, FabricError> {
-        self.slabs().recv(slot, rail, id)
+        self.slabs.recv(slot, rail, id)
     }
 
-    fn slabs(&self) -> Slabs<'_> {
-        Slabs { slabs: &self.slabs, slot_bytes: self.pool.config().slot_bytes as usize }
-    }
-
-    /// Books and memory at once.
-    pub(super) fn split(&mut self) -> (&mut Pool, Slabs<'_>) {
-        let slot_bytes = self.pool.config().slot_bytes as usize;
-        (&mut self.pool, Slabs { slabs: &self.slabs, slot_bytes })
+    /// The memory, for those who use lent slots without the pool's lock.
+    pub(super) fn slabs(&self) -> &Arc<Slabs> {
+        &self.slabs
     }
 }
 
-/// Memory of all slabs.
-#[derive(Clone, Copy)]
-pub(super) struct Slabs<'a> {
-    slabs: &'a HashMap<SlabId, Area>,
+/// Memory of all slabs. A slab stays while one of its slots is lent, so whoever was lent a slot finds it here; the table's lock is held
+/// to find it, never while bytes move.
+pub(super) struct Slabs {
+    /// By number.
+    areas: RwLock<Vec<Option<Arc<Area>>>>,
     slot_bytes: usize,
 }
 
-impl<'a> Slabs<'a> {
-    pub(super) fn place(&self, slot: SlotId) -> (&'a Area, usize) {
-        (&self.slabs[&slot.slab], slot.index as usize * self.slot_bytes)
+impl Slabs {
+    fn insert(&self, slab: SlabId, area: Area) {
+        let mut areas = self.areas.write();
+        let at = slab.0 as usize;
+        if areas.len() <= at {
+            areas.resize(at + 1, None);
+        }
+        assert!(areas[at].is_none(), "{slab:?} is made once");
+        areas[at] = Some(Arc::new(area));
+    }
+
+    fn remove(&self, slab: SlabId) -> Option<Arc<Area>> {
+        self.areas.write()[slab.0 as usize].take()
+    }
+
+    /// The slab of a lent slot, and where the slot begins there.
+    pub(super) fn place(&self, slot: SlotId) -> (Arc<Area>, usize) {
+        let area = self.areas.read()[slot.slab.0 as usize].clone();
+        (area.expect("a lent slot has memory"), slot.index as usize * self.slot_bytes)
     }
 
     /// The slot as a RECV of an endpoint on that rail.

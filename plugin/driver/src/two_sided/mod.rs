@@ -1,29 +1,35 @@
 //! The two-sided backend on a fabric: channels ([`baton_core::two_sided`]) with their slots, bounce slabs and copies.
 //!
 //! ```text
-//!   path     of a peer's channel, for the host's calls      life       its events, its epoch's end
-//!   exec     carries out what a channel wants               area       registered memory of the engine's own
-//!   bounce   a fabric's pool with its slabs                 bounces    all pools, and the thread that tends them
-//!   served   regions that peers may name
+//!   path     of a peer's channel, for the host's calls      life          its events, its epoch's end
+//!   exec     decides with the channel                       post          carries out: posts, copies
+//!   view     what a channel may look at                     channel_area  memory of one channel
+//!   bounce   a fabric's pool with its slabs                 bounces       all pools, and the thread that tends them
+//!   served   regions that peers may name                    area          registered memory of the engine's own
 //! ```
-//! Lock order: whoever holds an [`Executor`] (a peer's lock) may lock [`Bounce`]; never the other way.
+//! What is registered is gathered where it lies, anything else is copied into a slot of the pool that is lent for that SEND.
+//! Lock order: whoever holds an [`Executor`] (a peer's lock) may lock [`Bounce`], which may look up a slab; never the other way.
 
 mod area;
 mod bounce;
 #[allow(dead_code, reason = "no handshake makes a path yet")]
 mod bounces;
-
+mod channel_area;
 mod exec;
 #[allow(dead_code, reason = "no handshake makes a path yet")]
 mod life;
 #[allow(dead_code, reason = "no handshake makes a path yet")]
 mod path;
+mod post;
 #[allow(dead_code, reason = "no handshake makes a path yet")]
 mod served;
+mod view;
 
 pub use area::Area;
 pub use bounce::{Bounce, SharedBounce};
-pub use exec::{ChannelArea, Executor, Regions};
+pub use channel_area::ChannelArea;
+pub use exec::Executor;
+pub use view::{Held, Keep, Regions};
 
 pub(crate) use bounces::Bounces;
 

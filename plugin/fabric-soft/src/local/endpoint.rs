@@ -15,6 +15,12 @@ use super::ring::{Entry, Ring};
 use super::send::SendQueue;
 use crate::regions;
 
+/// Entries of the ring of such an endpoint: a work request that gathers takes one for each piece, most of them two.
+pub fn ring_depth(config: &EndpointConfig) -> u64 {
+    let depth = u64::from(config.sq_depth) * u64::from(config.max_sge.clamp(1, 2));
+    depth.max(config.max_sge.into()).next_power_of_two()
+}
+
 /// Where an endpoint is in its life; it only ever moves on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -44,6 +50,8 @@ pub struct Puller {
     pub head: u64,
     /// Bytes of that entry that are placed already.
     pub head_offset: u64,
+    /// In the middle of a SEND of several entries: bytes of those before `head`.
+    pub message: Option<u64>,
     /// Bulk bytes of all entries before `head` and of `head_offset`.
     pub bulk_done: u64,
     /// Bytes of the oldest READ that are here already.
@@ -58,6 +66,7 @@ pub struct Puller {
 pub struct Endpoint {
     pub id: EndpointId,
     pub control: bool,
+    pub max_sge: u32,
     /// What this side posts.
     pub ring: Ring,
     /// The peer fetches the ring through it.
@@ -82,20 +91,22 @@ impl Endpoint {
         ring_fd: OwnedFd,
         ring: Ring,
     ) -> std::io::Result<Endpoint> {
-        let parts = MAX_PARTS.min(config.sq_depth.next_power_of_two() as usize);
+        let parts = MAX_PARTS.min(ring_depth(config) as usize);
         Ok(Endpoint {
             id,
             control: config.control,
+            max_sge: config.max_sge,
             ring,
             _ring_fd: ring_fd,
             state: AtomicU32::new(State::Created as u32),
-            send: Mutex::new(SendQueue::new(u64::from(config.sq_depth))?),
+            send: Mutex::new(SendQueue::new(u64::from(config.sq_depth), config.max_sge)?),
             recv: Mutex::new(RecvQueue::new(config.rq_depth)),
             pull: Mutex::new(Puller {
                 batch: Batch::new(parts),
                 entries: Vec::with_capacity(parts),
                 head: 0,
                 head_offset: 0,
+                message: None,
                 bulk_done: 0,
                 read_offset: 0,
                 stalled: None,

@@ -170,6 +170,7 @@ fn gather(
     let budget = if waiting <= 2 * budget as u64 { 2 * budget } else { budget };
     let recv = endpoint.recv.lock();
     let mut recvs = 0;
+    let mut message = puller.message;
     let mut ordinal = puller.head;
     let mut cut = 0;
     let stop = loop {
@@ -182,7 +183,10 @@ fn gather(
         if offset > u64::from(entry.len) {
             break Stop::Nonsense;
         }
-        let write_into = match destination(&mut entry, &recv, recvs) {
+        if message.is_some() && !entry.has(ring::SEND) {
+            break Stop::Nonsense;
+        }
+        let write_into = match destination(&mut entry, &recv, recvs, message.unwrap_or(0)) {
             Ok(remote) => remote,
             Err(stop) => break stop,
         };
@@ -201,7 +205,8 @@ fn gather(
             }
             cut = left - take;
         }
-        recvs += usize::from(entry.has(ring::IMM | ring::SEND));
+        message = entry.has(ring::MORE).then(|| message.unwrap_or(0) + u64::from(entry.len));
+        recvs += usize::from(entry.has(ring::IMM | ring::SEND) && message.is_none());
         puller.entries.push(entry);
         ordinal += 1;
     };
@@ -215,8 +220,9 @@ fn gather(
     Gathered { stop, cut }
 }
 
-/// Checks an entry against the RECVs; a SEND is given its slot as target. `true`: the target is named by the peer.
-fn destination(entry: &mut Entry, recv: &RecvQueue, ahead: usize) -> Result<bool, Stop> {
+/// Checks an entry against the RECVs; a SEND is given its slot as target, behind the `begun` bytes of it that are there already.
+/// `true`: the target is named by the peer.
+fn destination(entry: &mut Entry, recv: &RecvQueue, ahead: usize, begun: u64) -> Result<bool, Stop> {
     if !entry.has(ring::IMM | ring::SEND) {
         return Ok(true);
     }
@@ -224,10 +230,10 @@ fn destination(entry: &mut Entry, recv: &RecvQueue, ahead: usize) -> Result<bool
     if !entry.has(ring::SEND) {
         return Ok(true);
     }
-    if entry.len > slot.len_bytes {
+    if begun + u64::from(entry.len) > u64::from(slot.len_bytes) {
         return Err(Stop::Refused(WcStatus::RemoteLength));
     }
-    entry.peer_addr = slot.addr;
+    entry.peer_addr = slot.addr + begun;
     entry.peer_key = slot.local_key;
     Ok(false)
 }
@@ -268,12 +274,16 @@ fn finish(
             }
             puller.bulk_done = puller.bulk_done.wrapping_add(u64::from(entry.len) - skipped);
         }
-        if entry.has(ring::SEND) {
-            recv.complete(endpoint.id, CompletionKind::RecvSend, entry.len);
+        let len = puller.message.unwrap_or(0) + u64::from(entry.len);
+        puller.message = entry.has(ring::MORE).then_some(len);
+        if entry.has(ring::MORE) {
+            // The slot is full when the last of them is.
+        } else if entry.has(ring::SEND) {
+            recv.complete(endpoint.id, CompletionKind::RecvSend, len as u32);
         } else if entry.has(ring::IMM) {
             recv.complete(endpoint.id, CompletionKind::RecvImm(entry.imm), entry.len);
         }
-        finished.received |= entry.has(ring::SEND | ring::IMM);
+        finished.received |= entry.has(ring::SEND | ring::IMM) && puller.message.is_none();
         finished.signaled |= entry.has(ring::SIGNALED);
         puller.head += 1;
         puller.head_offset = 0;

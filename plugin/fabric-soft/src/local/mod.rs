@@ -41,7 +41,7 @@ use baton_fabric::{
 };
 
 use door::MAX_SLOTS;
-use endpoint::{Endpoint, Link, State};
+use endpoint::{Endpoint, Link, State, ring_depth};
 use inner::Inner;
 use payload::INLINE_BYTES;
 use peer::{EndpointAddress, FabricAddress};
@@ -49,8 +49,12 @@ use pull::Stamp;
 use ring::{Entry, Ring};
 use send::{Item, SendQueue};
 
+use crate::lists::MAX_SEND_SGE;
+
 /// Deepest queues.
 const MAX_DEPTH: u32 = 4096;
+/// Longest work request.
+const MAX_MESSAGE_BYTES: u32 = 64 << 20;
 /// How long dropping the fabric waits for its copy threads.
 const JOIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -135,8 +139,9 @@ impl Fabric for LocalFabric {
         Caps {
             max_sq_depth: MAX_DEPTH,
             max_rq_depth: MAX_DEPTH,
-            max_message_bytes: 64 << 20,
+            max_message_bytes: MAX_MESSAGE_BYTES,
             inline_bytes: INLINE_BYTES as u32,
+            max_send_sge: MAX_SEND_SGE,
             default_lanes: cpus().clamp(1, 2) as u8,
             stripe_min_bytes: 1 << 20,
             immediate: true,
@@ -179,10 +184,16 @@ impl Fabric for LocalFabric {
                 )));
             }
         }
+        if !(1..=MAX_SEND_SGE).contains(&config.max_sge) {
+            return Err(FabricError::Invalid(format!(
+                "SENDs of {} pieces; 1 to {MAX_SEND_SGE} are possible",
+                config.max_sge
+            )));
+        }
         let mut noise = [0u8; 8];
         getrandom::fill(&mut noise).map_err(|e| FabricError::System(format!("no random bytes: {e}")))?;
         let token = u64::from_ne_bytes(noise) | 1;
-        let depth = u64::from(config.sq_depth.next_power_of_two());
+        let depth = ring_depth(config);
         let (fd, ring) = Ring::create(depth, token)
             .map_err(|e| FabricError::System(format!("a shared ring of {depth} entries: {e}")))?;
         for (index, place) in self.inner.slots.iter().enumerate() {
@@ -219,7 +230,7 @@ impl Fabric for LocalFabric {
         let endpoint = self.known(id)?;
         let address: EndpointAddress = parse("the endpoint address", peer)?;
         let sane = address.depth.is_power_of_two()
-            && address.depth <= u64::from(MAX_DEPTH)
+            && address.depth <= 2 * u64::from(MAX_DEPTH)
             && (address.slot as usize) < MAX_SLOTS
             && address.ring_fd >= 0
             && address.token != 0;
@@ -261,7 +272,7 @@ impl Fabric for LocalFabric {
     fn post(&self, id: EndpointId, batch: &Batch<'_>) -> Result<(), PostError> {
         let refuse = |error| PostError { taken: 0, error };
         let endpoint = self.known(id).map_err(refuse)?;
-        check(batch).map_err(refuse)?;
+        check(batch, endpoint.max_sge).map_err(refuse)?;
         let mut send = endpoint.send.lock();
         let Some(link) = endpoint.live_link() else {
             let text = format!("endpoint {} is not connected or in error", id.slot);
@@ -360,9 +371,12 @@ impl Fabric for LocalFabric {
 }
 
 /// Refuses batches that no fabric could execute.
-fn check(batch: &Batch<'_>) -> Result<(), FabricError> {
+fn check(batch: &Batch<'_>, max_sge: u32) -> Result<(), FabricError> {
     if batch.imm.is_some() && batch.work.last().is_none_or(|last| last.op != Op::Write) {
         return Err(FabricError::Invalid("an immediate needs a WRITE as the last template".into()));
+    }
+    if let Some(extra) = &batch.extra {
+        extra.check_gather(max_sge, MAX_MESSAGE_BYTES)?;
     }
     if let Some(extra) = &batch.extra
         && extra.bytes.len() > INLINE_BYTES
@@ -407,13 +421,13 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
             entry.imm = imm;
             entry.flags |= ring::IMM;
         }
-        send.push(Item { entry, seq: batch.first_seq + i as u64 });
+        send.push(Item { entry, seq: batch.first_seq + i as u64, list: None });
     }
     let Some(extra) = &batch.extra else { return };
     let mut entry = Entry {
         peer_addr: extra.remote_addr,
         peer_key: extra.remote_key,
-        len: extra.bytes.len() as u32,
+        len: extra.len_bytes() as u32,
         flags: signaled(last),
         ..Entry::default()
     };
@@ -425,7 +439,13 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
         }
         ExtraOp::Send => entry.flags |= ring::SEND,
     }
-    if entry.len != 0 {
+    let mut list = None;
+    if entry.len != 0 && !extra.gather.is_empty() {
+        if !extra.pieces().all(|sge| readable(sge.local_key, sge.addr, u64::from(sge.len_bytes))) {
+            entry.flags |= ring::FAULT;
+        }
+        list = Some(send.keep_list(extra.pieces()));
+    } else if entry.len != 0 {
         let inline = if extra.bytes.len() <= INLINE_BYTES { send.keep_payload(extra.bytes) } else { None };
         if let Some(addr) = inline {
             entry.own_addr = addr;
@@ -437,7 +457,7 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
             }
         }
     }
-    send.push(Item { entry, seq: batch.first_seq + last as u64 });
+    send.push(Item { entry, seq: batch.first_seq + last as u64, list });
 }
 
 const _: () = assert!(INLINE_PROGRESS_BYTES <= inner::SLICE_BYTES);

@@ -31,8 +31,10 @@ pub const SIGNALED: u32 = 8;
 pub const READ: u32 = 16;
 /// Refused when it was posted: fails when its turn comes; never in the ring.
 pub const FAULT: u32 = 32;
+/// The next entry is a SEND too, and goes behind this one into the same RECV slot.
+pub const MORE: u32 = 64;
 
-const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED;
+const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE;
 
 /// One work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,9 @@ impl Entry {
 
     fn from_words(words: [u64; 6]) -> Option<Entry> {
         let flags = u32::try_from(words[5]).ok().filter(|flags| flags & !RING_FLAGS == 0)?;
+        if flags & MORE != 0 && flags & (SEND | IMM | SIGNALED) != SEND {
+            return None;
+        }
         Some(Entry {
             own_addr: words[0],
             peer_addr: words[1],
@@ -330,6 +335,9 @@ mod tests {
             Entry { flags: READ, ..entry },
             Entry { flags: 1 << 31, ..entry },
             Entry { flags: FAULT | SEND, ..entry },
+            Entry { flags: MORE, ..entry },
+            Entry { flags: MORE | SEND | IMM, ..entry },
+            Entry { flags: MORE | SEND | SIGNALED, ..entry },
         ] {
             ring.write(9, bad);
             assert_eq!(peer.read(9), None, "{bad:?}");

@@ -5,14 +5,16 @@
 //!                | to be told |  under way    | waiting    |            posted ≤ drained + depth
 //! ```
 //!
-//! Work requests start and complete in order. WRITEs and SENDs start by going into the shared ring, READs by being left to
+//! A work request is one entry of the shared ring, a gathered SEND one for each piece; where the ring has no room for all of
+//! them it waits. Work requests start and complete in order. WRITEs and SENDs start by going into the shared ring, READs by being left to
 //! whoever pulls. The two kinds are never under way together: a READ starts when everything before it is done, and so does
 //! what follows a READ. Hence `completed` is moved by the ring's `done` in a run of WRITEs and by the puller in a run of READs.
 
-use baton_fabric::{Completion, CompletionKind, EndpointId, WcStatus};
+use baton_fabric::{Completion, CompletionKind, EndpointId, Sge, WcStatus};
 
 use super::payload::Payloads;
 use super::ring::{self, Entry, Ring};
+use crate::lists::Lists;
 
 /// A posted work request.
 #[derive(Clone, Copy, Default)]
@@ -20,6 +22,8 @@ pub struct Item {
     pub entry: Entry,
     /// Ledger sequence.
     pub seq: u64,
+    /// List of the pieces of a gathered SEND, whose entry says how long they are together.
+    pub list: Option<u32>,
 }
 
 /// See the module's text.
@@ -33,7 +37,11 @@ pub struct SendQueue {
     /// Entries ever put into the shared ring, and how many of them are done.
     pushed: u64,
     ring_done: u64,
+    /// Of those that are done, how many belong to the work request at `completed`.
+    partly: u64,
     payloads: Payloads,
+    lists: Lists,
+    max_sge: u32,
     /// Bytes of READs posted and not completed.
     read_bytes: u64,
     /// Bytes of WRITEs and SENDs posted and not completed.
@@ -56,7 +64,7 @@ pub struct Started {
 }
 
 impl SendQueue {
-    pub fn new(depth: u64) -> std::io::Result<SendQueue> {
+    pub fn new(depth: u64, max_sge: u32) -> std::io::Result<SendQueue> {
         let slots = depth.next_power_of_two();
         Ok(SendQueue {
             items: vec![Item::default(); slots as usize].into_boxed_slice(),
@@ -67,7 +75,10 @@ impl SendQueue {
             drained: 0,
             pushed: 0,
             ring_done: 0,
+            partly: 0,
             payloads: Payloads::new(slots)?,
+            lists: Lists::default(),
+            max_sge,
             read_bytes: 0,
             write_bytes: 0,
             told: [0; 2],
@@ -107,12 +118,39 @@ impl SendQueue {
         self.payloads.keep(self.posted, payload)
     }
 
+    /// Keeps the gather list of the next work request to be pushed.
+    pub fn keep_list(&mut self, pieces: impl Iterator<Item = Sge>) -> u32 {
+        self.lists.keep(pieces, self.max_sge as usize)
+    }
+
+    /// Entries of the ring that a work request takes.
+    fn cells(&self, item: &Item) -> u64 {
+        item.list.map_or(1, |list| self.lists.get(list).len() as u64)
+    }
+
+    /// Writes a work request into the ring.
+    fn write(&mut self, ring: &Ring, item: &Item) {
+        let Some(list) = item.list else {
+            ring.write(self.pushed, item.entry);
+            self.pushed += 1;
+            return;
+        };
+        let pieces = self.lists.get(list);
+        for (left, piece) in (0..pieces.len()).rev().zip(pieces) {
+            let flags = if left > 0 { ring::SEND | ring::MORE } else { item.entry.flags };
+            let (own_addr, own_key, len) = (piece.addr, piece.local_key, piece.len_bytes);
+            ring.write(self.pushed, Entry { own_addr, own_key, len, flags, ..item.entry });
+            self.pushed += 1;
+        }
+    }
+
     /// Starts what may start.
     pub fn start(&mut self, ring: &Ring) -> Started {
         let mut bytes = 0;
         let before = self.pushed;
         while self.started < self.posted && self.ended.is_none() {
-            let entry = self.item(self.started).entry;
+            let item = *self.item(self.started);
+            let entry = item.entry;
             let idle = self.started == self.completed;
             let reading = !idle && self.item(self.completed).entry.has(ring::READ);
             if entry.has(ring::FAULT) {
@@ -126,8 +164,10 @@ impl SendQueue {
                 if reading {
                     break;
                 }
-                ring.write(self.pushed, entry);
-                self.pushed += 1;
+                if self.pushed + self.cells(&item) > self.ring_done + ring.depth() {
+                    break;
+                }
+                self.write(ring, &item);
                 bytes += u64::from(entry.len);
             }
             self.started += 1;
@@ -146,16 +186,27 @@ impl SendQueue {
         if done < self.ring_done || done > self.pushed {
             return false;
         }
-        let newly = done - self.ring_done;
+        self.partly += done - self.ring_done;
         self.ring_done = done;
-        self.complete(newly);
+        while self.completed < self.started {
+            let item = *self.item(self.completed);
+            let cells = self.cells(&item);
+            if item.entry.has(ring::READ) || self.partly < cells {
+                break;
+            }
+            self.partly -= cells;
+            self.complete(1);
+        }
         true
     }
 
     /// The next `count` work requests have completed.
     fn complete(&mut self, count: u64) {
         for ordinal in self.completed..self.completed + count {
-            let entry = self.item(ordinal).entry;
+            let Item { entry, list, .. } = *self.item(ordinal);
+            if let Some(list) = list {
+                self.lists.give_back(list);
+            }
             self.ready += u64::from(entry.has(ring::SIGNALED));
             if entry.has(ring::READ) {
                 self.read_bytes -= u64::from(entry.len);
@@ -249,7 +300,7 @@ mod tests {
     const ENDPOINT: EndpointId = EndpointId { slot: 1, generation: 2 };
 
     fn item(seq: u64, flags: u32) -> Item {
-        Item { entry: Entry { flags, len: 10, ..Entry::default() }, seq }
+        Item { entry: Entry { flags, len: 10, ..Entry::default() }, seq, list: None }
     }
 
     fn drained(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
@@ -261,7 +312,7 @@ mod tests {
     #[test]
     fn reads_and_writes_are_never_under_way_together() {
         let (_fd, ring) = Ring::create(16, 1).unwrap();
-        let mut queue = SendQueue::new(16).unwrap();
+        let mut queue = SendQueue::new(16, 1).unwrap();
         for (seq, flags) in [0, 0, ring::READ, ring::READ, ring::SIGNALED].into_iter().enumerate() {
             queue.push(item(seq as u64, flags));
         }
@@ -286,7 +337,7 @@ mod tests {
     #[test]
     fn an_error_completes_its_own_request_and_flushes_the_rest() {
         let (_fd, ring) = Ring::create(8, 1).unwrap();
-        let mut queue = SendQueue::new(8).unwrap();
+        let mut queue = SendQueue::new(8, 1).unwrap();
         for (seq, flags) in [ring::SIGNALED, 0, 0, ring::READ, ring::SIGNALED].into_iter().enumerate() {
             queue.push(item(seq as u64, flags));
         }
@@ -307,7 +358,7 @@ mod tests {
     #[test]
     fn a_refused_request_waits_for_its_turn() {
         let (_fd, ring) = Ring::create(8, 1).unwrap();
-        let mut queue = SendQueue::new(8).unwrap();
+        let mut queue = SendQueue::new(8, 1).unwrap();
         queue.push(item(0, 0));
         queue.push(item(1, ring::FAULT));
         queue.push(item(2, 0));

@@ -121,7 +121,7 @@ impl Endpoint {
             state: AtomicU8::new(State::New as u8),
             connection: OnceLock::new(),
             link: Mutex::default(),
-            sq: Mutex::new(SendQueue::new(id, config.sq_depth)),
+            sq: Mutex::new(SendQueue::new(id, config.sq_depth, config.max_sge)),
             rq: Mutex::new(RecvQueue {
                 slots: VecDeque::with_capacity(config.rq_depth as usize),
                 dead: false,

@@ -41,6 +41,8 @@ use net_addr::{NetAddr, local_candidates};
 use shared::Shared;
 use sys::Options;
 
+use crate::lists::MAX_SEND_SGE;
+
 /// Longest work request.
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 /// Longest [`baton_fabric::Extra`] that `post` copies.
@@ -156,6 +158,7 @@ impl Fabric for TcpFabric {
             max_rq_depth: MAX_DEPTH,
             max_message_bytes: MAX_MESSAGE_BYTES,
             inline_bytes: INLINE_BYTES as u32,
+            max_send_sge: MAX_SEND_SGE,
             default_lanes: if cpus() <= 2 { 1 } else { 2 },
             stripe_min_bytes: 8 << 20,
             immediate: true,
@@ -197,6 +200,12 @@ impl Fabric for TcpFabric {
                     "{what} of depth {depth}; tcp takes 1 to {MAX_DEPTH}"
                 )));
             }
+        }
+        if !(1..=MAX_SEND_SGE).contains(&config.max_sge) {
+            return Err(FabricError::Invalid(format!(
+                "SENDs of {} pieces; tcp takes 1 to {MAX_SEND_SGE}",
+                config.max_sge
+            )));
         }
         let endpoint = self.shared.create(config)?;
         Ok((endpoint.id, self.address_with(Some(&endpoint.token))))

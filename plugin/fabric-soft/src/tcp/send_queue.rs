@@ -9,11 +9,12 @@
 //! a READ is done when its bytes are here. Only the head completes, so completions come in order.
 
 use baton_fabric::{
-    Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp, FabricError, Op, WcStatus,
+    Batch, Completion, CompletionKind, EndpointId, Extra, ExtraOp, FabricError, Op, Sge, WcStatus,
 };
 
 use super::frame::{MAX_READS, Malformed};
 use super::{INLINE_BYTES, MAX_MESSAGE_BYTES};
+use crate::lists::Lists;
 
 /// What a work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -36,6 +37,8 @@ pub(super) struct Wr {
     pub imm: u32,
     /// Buffer that holds the bytes, if they were copied.
     pub buffer: Option<u32>,
+    /// List of the pieces, if they are gathered.
+    pub list: Option<u32>,
     pub kind: Kind,
     pub has_imm: bool,
     pub signaled: bool,
@@ -81,12 +84,14 @@ pub(super) struct SendQueue {
     // Never freed or resized while the endpoint lives, because a send that is under way reads from them.
     buffers: Vec<Box<[u8]>>,
     free: Vec<u32>,
+    lists: Lists,
+    max_sge: u32,
     /// Payload bytes between `sent` and `tail`.
     pub waiting_bytes: u64,
 }
 
 impl SendQueue {
-    pub fn new(id: EndpointId, depth: u32) -> SendQueue {
+    pub fn new(id: EndpointId, depth: u32, max_sge: u32) -> SendQueue {
         let slots = u64::from(depth).next_power_of_two() as usize;
         SendQueue {
             id,
@@ -105,6 +110,8 @@ impl SendQueue {
             dead: false,
             buffers: Vec::new(),
             free: Vec::new(),
+            lists: Lists::default(),
+            max_sge,
             waiting_bytes: 0,
         }
     }
@@ -145,6 +152,7 @@ impl SendQueue {
                 len: t.len_bytes,
                 imm: if has_imm { batch.imm.unwrap_or(0) } else { 0 },
                 buffer: None,
+                list: None,
                 kind: if t.op == Op::Read { Kind::Read } else { Kind::Write },
                 has_imm,
                 signaled: batch.signaled && batch.extra.is_none() && i == last_template,
@@ -181,6 +189,7 @@ impl SendQueue {
             return Err(FabricError::Invalid("an immediate needs a WRITE as the last template".into()));
         }
         if let Some(extra) = &batch.extra {
+            extra.check_gather(self.max_sge, MAX_MESSAGE_BYTES)?;
             if extra.bytes.len() > MAX_MESSAGE_BYTES as usize {
                 return Err(FabricError::Invalid(format!(
                     "an extra of {} bytes; tcp takes up to {MAX_MESSAGE_BYTES}",
@@ -202,7 +211,7 @@ impl SendQueue {
             seq,
             remote_addr: extra.remote_addr,
             remote_key: extra.remote_key,
-            len: extra.bytes.len() as u32,
+            len: extra.len_bytes() as u32,
             signaled,
             fenced: extra.fenced,
             ..Wr::default()
@@ -212,7 +221,9 @@ impl SendQueue {
             ExtraOp::WriteImm(imm) => (wr.has_imm, wr.imm) = (true, imm),
             ExtraOp::Send => wr.kind = Kind::Send,
         }
-        if !extra.bytes.is_empty() && extra.bytes.len() <= INLINE_BYTES {
+        if !extra.gather.is_empty() {
+            wr.list = Some(self.lists.keep(extra.pieces(), self.max_sge as usize));
+        } else if !extra.bytes.is_empty() && extra.bytes.len() <= INLINE_BYTES {
             let index = self.free.pop().unwrap_or_else(|| {
                 self.buffers.push(vec![0; INLINE_BYTES].into());
                 self.buffers.len() as u32 - 1
@@ -233,6 +244,22 @@ impl SendQueue {
         }
         *self.at_mut(self.tail) = wr;
         self.tail += 1;
+    }
+
+    /// The pieces of bytes `off` to `off + len` of a SEND, in order.
+    pub fn pieces(&self, wr: &Wr, off: u32, len: u32) -> impl Iterator<Item = Sge> {
+        let whole = Sge { addr: wr.local_addr, local_key: wr.local_key, len_bytes: wr.len };
+        let list = wr.list.map_or(&[][..], |list| self.lists.get(list));
+        let all = wr.list.is_none().then_some(whole).into_iter().chain(list.iter().copied());
+        let (mut skip, mut left) = (off, len);
+        all.filter_map(move |piece| {
+            let skipped = skip.min(piece.len_bytes);
+            skip -= skipped;
+            let len_bytes = (piece.len_bytes - skipped).min(left);
+            left -= len_bytes;
+            let addr = piece.addr.wrapping_add(u64::from(skipped));
+            (len_bytes > 0).then_some(Sge { addr, len_bytes, ..piece })
+        })
     }
 
     /// The next work request to send, with its number, if it may start now.
@@ -300,6 +327,9 @@ impl SendQueue {
 
     fn drop_head(&mut self, wr: &Wr) {
         self.free.extend(wr.buffer);
+        if let Some(list) = wr.list {
+            self.lists.give_back(list);
+        }
         self.head += 1;
     }
 
@@ -420,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_read_holds_back_the_completion_of_a_later_write() {
-        let mut queue = SendQueue::new(ID, 4);
+        let mut queue = SendQueue::new(ID, 4, 1);
         let mut out = Vec::new();
         let work = [template(Op::Read, 10), template(Op::Write, 20)];
         queue.push(&batch(&work[..1], 5, true), &mut |c| out.push(c)).unwrap();
@@ -441,7 +471,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_nobody_asked_for_is_malformed() {
-        let mut queue = SendQueue::new(ID, 4);
+        let mut queue = SendQueue::new(ID, 4, 1);
         assert_eq!(queue.land(1, &mut Vec::new()), Err(Malformed::UnexpectedAnswer));
         queue.push(&batch(&[template(Op::Read, 10)], 0, true), &mut |_| {}).unwrap();
         assert_eq!(queue.land(1, &mut Vec::new()), Err(Malformed::UnexpectedAnswer), "it was not sent yet");
@@ -451,7 +481,7 @@ mod tests {
 
     #[test]
     fn more_than_the_depth_is_refused_and_taken_again_after_completions() {
-        let mut queue = SendQueue::new(ID, 3);
+        let mut queue = SendQueue::new(ID, 3, 1);
         let work = [template(Op::Write, 1); 3];
         queue.push(&batch(&work, 0, true), &mut |_| {}).unwrap();
         let error = queue.push(&batch(&work[..1], 3, true), &mut |_| {}).unwrap_err();
@@ -464,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_flush_names_the_culprit_first_and_later_posts_come_back_at_once() {
-        let mut queue = SendQueue::new(ID, 4);
+        let mut queue = SendQueue::new(ID, 4, 1);
         let mut out = Vec::new();
         queue.push(&batch(&[template(Op::Write, 1); 3], 7, false), &mut |c| out.push(c)).unwrap();
         queue.flush(Some(WcStatus::RemoteAccess), &mut |c| out.push(c));
@@ -482,12 +512,13 @@ mod tests {
 
     #[test]
     fn a_fenced_extra_waits_for_earlier_reads() {
-        let mut queue = SendQueue::new(ID, 4);
+        let mut queue = SendQueue::new(ID, 4, 1);
         let work = [template(Op::Read, 10)];
         let extra = Extra {
             op: ExtraOp::WriteImm(1),
             bytes: &[],
             staged: None,
+            gather: &[],
             remote_addr: 0,
             remote_key: 0,
             fenced: true,

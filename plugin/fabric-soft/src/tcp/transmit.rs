@@ -7,7 +7,7 @@
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 
-use baton_fabric::WcStatus;
+use baton_fabric::{Sge, WcStatus};
 
 use super::endpoint::{Endpoint, State};
 use super::frame::{
@@ -306,26 +306,24 @@ impl Transmitter {
     ) -> Option<usize> {
         let off = sq.sent_off;
         let len = (wr.len - off).min(MAX_FRAME_BYTES as u32);
-        let addr = wr.local_addr + u64::from(off);
-        let source = Self::source(wr);
-        if let Source::Local(key) = source
-            && len > 0
-            && Guards::new(regions).local(key, addr, len, false) != Entry::Yes
-        {
+        if wr.buffer.is_none() && !permitted(regions, sq.pieces(wr, off, len)) {
             return None;
         }
         let mut h = self.header(endpoint, FrameOp::Send);
         (h.seq, h.len, h.message_bytes) = (number, len, wr.len);
+        let at = self.reserve_header();
+        self.push_head(at);
+        for piece in sq.pieces(wr, off, len) {
+            let source = if wr.buffer.is_some() { Source::Copied } else { Source::Local(piece.local_key) };
+            self.segments.push(Segment { source, addr: piece.addr, len: piece.len_bytes });
+        }
         if sq.advance(wr, len) {
             h.ends = 1;
             h.flags = if wr.signaled { ACK_WANTED } else { 0 };
         } else {
             h.flags = MORE;
         }
-        self.push_header(&h);
-        if len > 0 {
-            self.segments.push(Segment { source, addr, len });
-        }
+        self.fill_header(at, &h);
         Some(frame::HEADER + len as usize)
     }
 
@@ -537,4 +535,20 @@ impl Transmitter {
             (self.at, self.off) = (self.at + 1, 0);
         }
     }
+}
+
+/// Whether the keys permit to read all of the pieces, now. Each call that sends them asks again.
+fn permitted(regions: &Regions, pieces: impl Iterator<Item = Sge>) -> bool {
+    let mut guards = Guards::new(regions);
+    for piece in pieces {
+        let mut entry = guards.local(piece.local_key, piece.addr, piece.len_bytes, false);
+        if entry == Entry::Full {
+            guards = Guards::new(regions);
+            entry = guards.local(piece.local_key, piece.addr, piece.len_bytes, false);
+        }
+        if entry != Entry::Yes {
+            return false;
+        }
+    }
+    true
 }

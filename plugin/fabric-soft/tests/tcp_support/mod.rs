@@ -67,7 +67,7 @@ impl Node {
     }
 
     pub fn endpoint(&self, active: bool) -> (EndpointId, Value) {
-        let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false };
+        let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false, max_sge: 1 };
         self.fabric.create_endpoint(&config).unwrap()
     }
 

@@ -10,6 +10,7 @@
 
 mod data;
 mod errors;
+mod gather;
 mod harness;
 mod life;
 mod order;
@@ -128,6 +129,16 @@ behaviours! {
         a_send_longer_than_its_slot_is_refused,
         an_immediate_without_a_recv_is_refused,
         a_send_without_a_recv_is_refused,
+    }
+    gather::{
+        a_gathered_send_arrives_in_the_order_of_its_pieces,
+        pieces_without_length_are_left_out,
+        gathered_sends_of_every_length_fill_their_slots_among_other_work,
+        a_gathered_send_with_a_wrong_local_key_is_a_local_error,
+        a_gathered_send_from_outside_a_region_is_a_local_error,
+        a_gathered_send_longer_than_its_slot_is_refused,
+        gather_lists_that_no_endpoint_can_send_are_refused_at_post,
+        more_gathered_pieces_than_the_queue_is_deep_go_out_in_turn,
     }
     errors::{
         a_wrong_remote_key_is_refused,

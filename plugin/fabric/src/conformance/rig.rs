@@ -130,7 +130,9 @@ impl Rig {
         before: impl Fn(usize, EndpointId),
     ) -> [EndpointId; 2] {
         let made = [0, 1].map(|side| {
-            let config = EndpointConfig { sq_depth: depth, rq_depth: depth, active: side == 0, control };
+            let max_sge = self.fabric(side).caps().max_send_sge;
+            let config =
+                EndpointConfig { sq_depth: depth, rq_depth: depth, active: side == 0, control, max_sge };
             let made = self.fabric(side).create_endpoint(&config).expect("create an endpoint");
             before(side, made.0);
             made
@@ -409,6 +411,7 @@ pub fn extra<'a>(op: ExtraOp, bytes: &'a [u8], remote: &Block, remote_offset: us
         op,
         bytes,
         staged: None,
+        gather: &[],
         remote_addr: remote.addr + remote_offset as u64,
         remote_key: remote.keys.remote,
         fenced: false,
@@ -417,7 +420,15 @@ pub fn extra<'a>(op: ExtraOp, bytes: &'a [u8], remote: &Block, remote_offset: us
 
 /// An extra that sends.
 pub fn send(bytes: &[u8]) -> Extra<'_> {
-    Extra { op: ExtraOp::Send, bytes, staged: None, remote_addr: 0, remote_key: 0, fenced: false }
+    Extra {
+        op: ExtraOp::Send,
+        bytes,
+        staged: None,
+        gather: &[],
+        remote_addr: 0,
+        remote_key: 0,
+        fenced: false,
+    }
 }
 
 /// Bytes that depend on the seed and their position.

@@ -11,15 +11,18 @@ use crate::two_sided::codec::{
     Block, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, Status, encode_message, pack_prefix_bytes,
 };
 use crate::two_sided::outbox::{Flow, Next};
-use crate::two_sided::setup::{Place, Span, TwoMemory};
+use crate::two_sided::pool::Pool;
+use crate::two_sided::setup::{Place, Source, Span, TwoMemory};
 
 /// Blocks of one PACK at most.
 const MAX_BLOCKS: usize = 256;
-/// Longest prefix that a gathered message has: the driver keeps a small buffer of that size per entry of its send queue.
+/// Longest prefix that a gathered message has.
 pub const GATHER_PREFIX_BYTES: usize = 1024;
+/// Gathered messages under way at once: the driver keeps a small buffer for the prefix of each.
+pub const GATHERS: u32 = 32;
 
 impl Channel {
-    pub(super) fn decide_data(&mut self, now: Nanos, mem: &dyn TwoMemory) -> Option<Step> {
+    pub(super) fn decide_data(&mut self, now: Nanos, mem: &dyn TwoMemory, pool: &mut Pool) -> Option<Step> {
         while self.durable.outbox.has_data() {
             let Some(lane) = self.pick_lane(mem) else {
                 self.note_starved(now);
@@ -40,11 +43,11 @@ impl Channel {
             });
             match next? {
                 Next::Ring(Flow::Serve(transfer)) => {
-                    if let Some(step) = self.send_read_chunk(now, lane, transfer, mem) {
+                    if let Some(step) = self.send_read_chunk(now, lane, transfer, mem, pool) {
                         return step;
                     }
                 }
-                own => return self.send_write(now, lane, own, mem),
+                own => return self.send_write(now, lane, own, mem, pool),
             }
         }
         self.starved_since = None;
@@ -70,6 +73,7 @@ impl Channel {
         lane: usize,
         transfer: u64,
         mem: &dyn TwoMemory,
+        pool: &mut Pool,
     ) -> Option<Option<Step>> {
         if let Err((status, nth)) = self.choose_read(transfer, mem) {
             self.durable.inbox.stop_serving(transfer, status, nth);
@@ -77,7 +81,7 @@ impl Channel {
         }
         let count = self.work.blocks.len() as u32;
         let table = if count > 1 { count } else { 0 };
-        let Some(send_slot) = self.pick_source(pack_prefix_bytes(table), mem) else { return Some(None) };
+        let Some(source) = self.pick_source(pack_prefix_bytes(table), mem, pool) else { return Some(None) };
         let serving = self.durable.inbox.serving(transfer).expect("it was its turn");
         serving.next += count;
         serving.in_flight += 1;
@@ -91,7 +95,7 @@ impl Channel {
             (DataKind::ReadResp, self.work.blocks.pop().expect("one was chosen"))
         };
         let flows = Flows::One(Flow::Serve(transfer));
-        let step = self.post_data(now, lane, kind, block, flows, send_slot);
+        let step = self.post_data(now, lane, kind, block, flows, source);
         self.durable.outbox.spent(Next::Ring(Flow::Serve(transfer)), bytes);
         Some(Some(step))
     }
@@ -127,10 +131,17 @@ impl Channel {
         Ok(())
     }
 
-    fn send_write(&mut self, now: Nanos, lane: usize, next: Next, mem: &dyn TwoMemory) -> Option<Step> {
+    fn send_write(
+        &mut self,
+        now: Nanos,
+        lane: usize,
+        next: Next,
+        mem: &dyn TwoMemory,
+        pool: &mut Pool,
+    ) -> Option<Step> {
         let mut chosen = std::mem::take(&mut self.work.chosen);
         self.choose(next, &mut chosen);
-        let step = self.send_chosen(now, lane, next, &chosen, mem);
+        let step = self.send_chosen(now, lane, next, &chosen, mem, pool);
         self.work.chosen = chosen;
         step
     }
@@ -185,6 +196,7 @@ impl Channel {
         next: Next,
         chosen: &[(u32, u32, Chunk)],
         mem: &dyn TwoMemory,
+        pool: &mut Pool,
     ) -> Option<Step> {
         let spans = &mut self.work.spans;
         spans.clear();
@@ -193,7 +205,7 @@ impl Channel {
         );
         let packed = chosen.len() > 1;
         let table = if packed { chosen.len() as u32 } else { 0 };
-        let send_slot = self.pick_source(pack_prefix_bytes(table), mem)?;
+        let source = self.pick_source(pack_prefix_bytes(table), mem, pool)?;
         // From here on it goes: numbers are drawn, cursors move.
         self.work.blocks.clear();
         let mut flows: Option<Flows> = None;
@@ -227,18 +239,27 @@ impl Channel {
             let block = self.work.blocks.pop().expect("something was chosen");
             (DataKind::Write, block)
         };
-        let step = self.post_data(now, lane, kind, block, flows, send_slot);
+        let step = self.post_data(now, lane, kind, block, flows, source);
         self.durable.outbox.spent(next, bytes);
         Some(step)
     }
 
-    /// `Some(None)`: gathered; `Some(slot)`: copied into that send slot; `None`: no send slot is free.
-    fn pick_source(&mut self, prefix_bytes: usize, mem: &dyn TwoMemory) -> Option<Option<u32>> {
+    /// What the next message is sent from; `None`: it has to wait for that.
+    fn pick_source(&mut self, prefix_bytes: usize, mem: &dyn TwoMemory, pool: &mut Pool) -> Option<Source> {
         let spans = &self.work.spans;
         let gather = spans.len() < self.setup.max_sge as usize
             && prefix_bytes <= GATHER_PREFIX_BYTES
             && spans.iter().all(|span| mem.can_gather(span));
-        if gather { Some(None) } else { self.send_slots.pop().map(Some) }
+        if gather {
+            return self.prefixes.pop().map(Source::Gather);
+        }
+        if self.send_starved || self.sending == self.setup.send_slots {
+            return None;
+        }
+        let slot = pool.lend_send(self.setup.peer);
+        self.send_starved = slot.is_none();
+        self.sending += u32::from(slot.is_some());
+        slot.map(Source::Slot)
     }
 
     fn post_data(
@@ -248,17 +269,17 @@ impl Channel {
         kind: DataKind,
         block: Block,
         flows: Flows,
-        send_slot: Option<u32>,
+        source: Source,
     ) -> Step {
         let data_crc = self.setup.data_crc;
         self.encode_data(lane, kind, block, data_crc);
         let bytes = u64::from(block.len);
         self.last_sent = now;
         self.counters.messages_sent += 1;
-        self.counters.messages_gathered += u64::from(send_slot.is_none());
+        self.counters.messages_gathered += u64::from(matches!(source, Source::Gather(_)));
         self.counters.bytes_sent += bytes;
-        let seq = self.lanes[lane].post(Cargo::Data { flows, send_slot }, bytes);
-        Step::Data { lane, seq, send_slot, data_crc }
+        let seq = self.lanes[lane].post(Cargo::Data { flows, source }, bytes);
+        Step::Data { lane, seq, source, data_crc }
     }
 
     fn encode_data(&mut self, lane: usize, kind: DataKind, block: Block, data_crc: bool) {
@@ -283,7 +304,7 @@ impl Channel {
         self.work.spans.clear();
         self.counters.nops_sent += 1;
         let seq = self.lanes[lane].post(Cargo::Nop, 0);
-        Some(Step::Data { lane, seq, send_slot: None, data_crc: false })
+        Some(Step::Data { lane, seq, source: Source::Bare, data_crc: false })
     }
 
     /// What a transfer waits for, with both sides' counters.
@@ -325,8 +346,16 @@ impl Channel {
             let lanes: Vec<String> = self.lanes.iter().map(each).collect();
             return format!("RECV credit of the peer ({})", lanes.join("; "));
         }
-        if self.send_slots.is_empty() {
-            return format!("a send slot, all {} are in use", self.setup.send_slots);
+        if self.send_starved {
+            return format!("a slot to send from: it has {}, the pool has no more", self.sending);
+        }
+        if self.sending == self.setup.send_slots || self.prefixes.is_empty() {
+            return format!(
+                "a SEND to complete: it has {} of {} slots and {} of {GATHERS} prefixes of gathered messages in use",
+                self.sending,
+                self.setup.send_slots,
+                GATHERS - self.prefixes.len() as u32
+            );
         }
         let in_flight: u32 = self.lanes.iter().map(|lane| lane.ledger.in_flight()).sum();
         format!("its turn or room in the send queues, {in_flight} messages in flight")

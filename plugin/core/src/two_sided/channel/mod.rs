@@ -23,12 +23,13 @@ use super::notes::{NotesIn, NotesOut};
 use super::outbox::{Flow, Outbox};
 use super::pool::{Pool, SlotId};
 use super::report::{TwoCounters, TwoEnd, TwoEvent, TwoViolation, XferFailure};
-use super::setup::{DataSend, PlaceJob, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup};
+use super::setup::{DataSend, PlaceJob, Source, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup};
 use crate::credit::SendCredit;
 use crate::ids::{LaneId, Nanos};
 use crate::ledger::Ledger;
 use port::{Cargo, ControlPort, LanePort};
 
+pub use data_out::{GATHER_PREFIX_BYTES, GATHERS};
 pub use stats::{LaneStats, TwoStats};
 
 /// What outlives an epoch: transfers, notifications, what was granted of them.
@@ -114,8 +115,11 @@ pub struct Channel {
     control: ControlPort,
     lanes: Vec<LanePort>,
     request: SendCredit,
-    /// Send slots not in use.
-    send_slots: Vec<u32>,
+    /// Slots of the pool in use for SENDs, and whether it had no more; it is not asked again before something came back.
+    sending: u32,
+    send_starved: bool,
+    /// Buffers for the prefixes of gathered messages that are not in use.
+    prefixes: Vec<u32>,
     next_lane: usize,
     /// Copies to be handed out, and all that have not ended.
     places: VecDeque<PlaceJob>,
@@ -161,7 +165,7 @@ enum Step {
     RecvControl { first: u64, count: u32 },
     Credit { seq: u64, word: usize },
     Frame { seq: u64 },
-    Data { lane: usize, seq: u64, send_slot: Option<u32>, data_crc: bool },
+    Data { lane: usize, seq: u64, source: Source, data_crc: bool },
 }
 
 impl Channel {
@@ -181,7 +185,9 @@ impl Channel {
             control: ControlPort::new(&setup),
             lanes: lanes.collect(),
             request: SendCredit::resumed(limits.request_depth.into(), durable.request_known, begun),
-            send_slots: (0..setup.send_slots).rev().collect(),
+            sending: 0,
+            send_starved: false,
+            prefixes: (0..GATHERS).rev().collect(),
             next_lane: 0,
             places: VecDeque::new(),
             copies: 0,
@@ -224,15 +230,21 @@ impl Channel {
             Step::Frame { seq } => {
                 TwoAction::SendControl { endpoint: self.control.endpoint, seq, bytes: &work.bytes }
             }
-            Step::Data { lane, seq, send_slot, data_crc } => TwoAction::SendData(DataSend {
+            Step::Data { lane, seq, source, data_crc } => TwoAction::SendData(DataSend {
                 endpoint: self.lanes[lane].endpoint,
                 seq,
                 prefix: &work.bytes,
                 spans: &work.spans,
-                send_slot,
+                source,
                 data_crc,
             }),
         })
+    }
+
+    /// The next copy to be done or begun; [`Channel::next_action`] yields them as well, before anything else.
+    #[must_use]
+    pub fn next_place(&mut self) -> Option<PlaceJob> {
+        self.places.pop_front()
     }
 
     fn decide(&mut self, now: Nanos, mem: &dyn TwoMemory, pool: &mut Pool) -> Option<Step> {
@@ -247,7 +259,7 @@ impl Channel {
             .decide_recv(pool)
             .or_else(|| self.decide_credit_words(now))
             .or_else(|| self.decide_frame(now, mem))
-            .or_else(|| self.decide_data(now, mem))
+            .or_else(|| self.decide_data(now, mem, pool))
             .or_else(|| self.decide_nop(mem));
         if step.is_none() {
             self.flush = false;
@@ -267,7 +279,7 @@ impl Channel {
             self.last_progress = now;
         }
         match (done.kind, lane) {
-            (CompletionKind::Send, lane) => self.on_sent(now, lane, done),
+            (CompletionKind::Send, lane) => self.on_sent(now, lane, done, pool),
             (CompletionKind::RecvSend, lane) if done.status == WcStatus::Success => {
                 if self.deaf {
                     self.counters.late_completions += 1;
@@ -305,7 +317,7 @@ impl Channel {
         self.events.push_back(TwoEvent::Delivered { message });
     }
 
-    fn on_sent(&mut self, now: Nanos, lane: Option<usize>, done: &Completion) {
+    fn on_sent(&mut self, now: Nanos, lane: Option<usize>, done: &Completion, pool: &mut Pool) {
         let retired = match self.send_queue(lane).0.retire(done.seq) {
             Ok(n) => n,
             Err(error) => return self.end(TwoEnd::BadCompletion { endpoint: done.endpoint, error }),
@@ -314,7 +326,7 @@ impl Channel {
             let cargo = self.send_queue(lane).1.pop_front().expect("one flight per entry");
             // RC completes in order: only the last one can have failed.
             let status = if nth == retired { done.status } else { WcStatus::Success };
-            self.on_cargo(now, cargo, status);
+            self.on_cargo(now, cargo, status, pool);
         }
         if done.status != WcStatus::Success {
             self.end(TwoEnd::WorkFailed { endpoint: done.endpoint, status: done.status });
@@ -328,7 +340,7 @@ impl Channel {
         }
     }
 
-    fn on_cargo(&mut self, now: Nanos, cargo: Cargo, status: WcStatus) {
+    fn on_cargo(&mut self, now: Nanos, cargo: Cargo, status: WcStatus, pool: &mut Pool) {
         match cargo {
             Cargo::Credit => self.control.credit_in_flight -= 1,
             Cargo::Frame | Cargo::Nop => {}
@@ -338,12 +350,25 @@ impl Channel {
                 }
             }
             Cargo::Note { .. } => {}
-            Cargo::Data { flows, send_slot } => {
-                self.send_slots.extend(send_slot);
+            Cargo::Data { flows, source } => {
+                self.give_back(source, pool);
                 for &flow in flows.as_slice() {
                     self.on_message_done(now, flow, status);
                 }
             }
+        }
+    }
+
+    fn give_back(&mut self, source: Source, pool: &mut Pool) {
+        match source {
+            Source::Slot(slot) => {
+                pool.sent(slot);
+                self.sending -= 1;
+                self.send_starved = false;
+                self.slots_came_back();
+            }
+            Source::Gather(prefix) => self.prefixes.push(prefix),
+            Source::Bare => {}
         }
     }
 
@@ -396,6 +421,7 @@ impl Channel {
 
     /// The pool has slots again.
     pub fn on_pool_changed(&mut self) {
+        self.send_starved = false;
         self.slots_came_back();
     }
 
@@ -502,7 +528,7 @@ impl Channel {
                 pool.flushed(slot);
             }
             for cargo in std::mem::take(&mut self.lanes[lane].flights) {
-                self.on_cargo(now, cargo, WcStatus::Flushed);
+                self.on_cargo(now, cargo, WcStatus::Flushed, pool);
             }
         }
         self.durable.request_known = self.request.known();

@@ -9,7 +9,7 @@ use crate::ids::{LaneId, Nanos};
 use crate::ledger::Ledger;
 use crate::two_sided::outbox::Flow;
 use crate::two_sided::pool::SlotId;
-use crate::two_sided::setup::{TwoLane, TwoLimits, TwoSetup};
+use crate::two_sided::setup::{Source, TwoLane, TwoLimits, TwoSetup};
 
 /// Entries of the control send queue that are credit's alone.
 pub(super) const CREDIT_ENTRIES: u32 = 8;
@@ -26,7 +26,7 @@ pub(super) enum Cargo {
     Nop,
     Data {
         flows: Flows,
-        send_slot: Option<u32>,
+        source: Source,
     },
 }
 

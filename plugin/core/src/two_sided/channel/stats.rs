@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Channel;
+use super::{Channel, GATHERS};
 use crate::two_sided::report::TwoCounters;
 
 /// Waiters told at most.
@@ -45,7 +45,8 @@ pub struct TwoStats {
     pub note_duplicates: u64,
     pub note_orphans: u64,
     pub withholding: bool,
-    pub send_slots_free: u32,
+    pub send_slots: u32,
+    pub gathers: u32,
     pub copies: u32,
     /// Token, what it waits for, since when.
     pub waiters: Vec<(u64, String, u64)>,
@@ -86,7 +87,8 @@ impl Channel {
             note_duplicates: self.durable.notes_in.duplicates,
             note_orphans: self.durable.notes_in.orphans,
             withholding: self.durable.notes_in.withholds(),
-            send_slots_free: self.send_slots.len() as u32,
+            send_slots: self.sending,
+            gathers: GATHERS - self.prefixes.len() as u32,
             copies: self.copies,
             waiters: waiters.map(|(at, out)| (out.token, self.why_it_waits(at), out.since.0)).collect(),
         }

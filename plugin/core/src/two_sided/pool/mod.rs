@@ -1,13 +1,19 @@
-//! Bounce slots of an engine, lent to (peer, lane). Bookkeeping only: the driver owns the bytes.
+//! Bounce slots of an engine, lent to (peer, lane) as RECVs and, from the post of a SEND to its completion, to peers. Bookkeeping
+//! only: the driver owns the bytes.
 //!
 //! ```text
 //!   slot   FREE → POSTED → FILLED → PLACING → FREE | RETIRED        slab   ALLOCATING → ACTIVE ⇄ DRAINING → GONE
+//!          FREE → SENDING → FREE | RETIRED
 //! ```
+//! RECVs may be posted for as long as a peer likes, SENDs end by themselves. So some slots are never lent as RECVs: whoever waits for
+//! one to send from waits for SENDs only, and two engines full of RECVs cannot wait for each other.
+//!
 //! Only a FREE slot of an ACTIVE slab can be lent, and credit is granted only for what was lent and posted, so no credit is ever
 //! without a RECV. A slab drains by waiting: its free slots retire at once, the others when they come back; nothing that was
 //! granted is taken away. A draining slab that is needed again becomes ACTIVE, and its retired slots FREE, *before* they are lent.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
@@ -28,8 +34,10 @@ pub struct PoolConfig {
     pub base_slabs: u32,
     /// Slabs at most.
     pub max_slabs: u32,
-    /// Slots that one peer holds at most.
+    /// RECVs that one peer holds at most.
     pub peer_slots: u32,
+    /// Slots that are kept for SENDs; of a small pool a quarter.
+    pub send_reserve: u32,
     /// At most half in use for so long: the pool shrinks.
     pub idle_ms: u64,
     /// After an allocation that failed, the next is tried so much later.
@@ -44,6 +52,7 @@ impl Default for PoolConfig {
             base_slabs: 1,
             max_slabs: 256,
             peer_slots: 512,
+            send_reserve: 4,
             idle_ms: 5_000,
             retry_ms: 1_000,
         }
@@ -87,6 +96,8 @@ pub enum SlotState {
     Filled(Holder),
     /// So many copies out of it are under way.
     Placing(Holder, u32),
+    /// A SEND of this peer's is made of it.
+    Sending(PeerKey),
     /// Its slab goes.
     Retired,
 }
@@ -140,6 +151,10 @@ pub struct PoolCounters {
     pub share_reached: u64,
     /// Times that a peer got no slot because there was none.
     pub starved: u64,
+    /// Slots lent for SENDs.
+    pub sends: u64,
+    /// Times that a peer got none to send from.
+    pub send_starved: u64,
 }
 
 /// Where the pool stands.
@@ -153,10 +168,64 @@ pub struct PoolStats {
     pub free: u32,
     /// Slots lent.
     pub lent: u32,
-    /// Peers that wait for a slot.
+    /// Of those, for SENDs.
+    pub sending: u32,
+    /// Peers that wait for a slot for a RECV.
     pub hungry: u32,
+    /// Peers that wait for one to send from.
+    pub send_hungry: u32,
     /// Counters.
     pub counters: PoolCounters,
+}
+
+/// Slots that a peer has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lent {
+    recvs: u32,
+    sends: u32,
+}
+
+/// Peers that wait, each once, in the order in which they began to.
+#[derive(Debug, Default)]
+struct Waiters {
+    line: BTreeMap<u64, PeerKey>,
+    place: HashMap<PeerKey, u64>,
+    next: u64,
+}
+
+impl Waiters {
+    fn join(&mut self, peer: PeerKey) {
+        if let Entry::Vacant(place) = self.place.entry(peer) {
+            place.insert(self.next);
+            self.line.insert(self.next, peer);
+            self.next += 1;
+        }
+    }
+
+    fn leave(&mut self, peer: PeerKey) {
+        if let Some(place) = self.place.remove(&peer) {
+            self.line.remove(&place);
+        }
+    }
+
+    fn pop(&mut self) -> Option<PeerKey> {
+        let (_, peer) = self.line.pop_first()?;
+        self.place.remove(&peer);
+        Some(peer)
+    }
+
+    fn len(&self) -> u32 {
+        self.line.len() as u32
+    }
+
+    fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
+    /// How many others wait.
+    fn others(&self, peer: PeerKey) -> u32 {
+        self.len() - u32::from(self.place.contains_key(&peer))
+    }
 }
 
 /// The pool.
@@ -167,10 +236,14 @@ pub struct Pool {
     /// Active slabs with a free slot; the oldest is used first, so that the newest can go.
     usable: BTreeSet<u32>,
     /// Slots lent, by peer.
-    peers: HashMap<PeerKey, u32>,
-    hungry: BTreeSet<PeerKey>,
+    peers: HashMap<PeerKey, Lent>,
+    hungry: Waiters,
+    send_hungry: Waiters,
+    /// Slabs that are ACTIVE.
+    active: u32,
     free: u32,
     lent: u32,
+    sending: u32,
     /// Most slots lent since the last look.
     peak: u32,
     /// When more than half was in use, last.
@@ -189,9 +262,12 @@ impl Pool {
             slabs: Vec::new(),
             usable: BTreeSet::new(),
             peers: HashMap::new(),
-            hungry: BTreeSet::new(),
+            hungry: Waiters::default(),
+            send_hungry: Waiters::default(),
+            active: 0,
             free: 0,
             lent: 0,
+            sending: 0,
             peak: 0,
             last_busy: now,
             retry_at: Nanos(0),
@@ -208,50 +284,92 @@ impl Pool {
 
     /// A peer begins to borrow.
     pub fn join(&mut self, peer: PeerKey) {
-        let before = self.peers.insert(peer, 0);
+        let before = self.peers.insert(peer, Lent::default());
         assert!(before.is_none(), "{peer:?} joined twice");
     }
 
     /// A peer is gone; all it had must have come back.
     pub fn leave(&mut self, peer: PeerKey) {
         let lent = self.peers.remove(&peer).expect("a peer that leaves has joined");
-        assert_eq!(lent, 0, "{peer:?} leaves with slots");
-        self.hungry.remove(&peer);
+        assert_eq!((lent.recvs, lent.sends), (0, 0), "{peer:?} leaves with slots");
+        self.hungry.leave(peer);
+        self.send_hungry.leave(peer);
     }
 
     /// A FREE slot becomes a RECV of that lane; `None`: there is none, or the peer has its share. A peer that got none because
     /// there is none is told by [`Pool::next_hungry`] when it is worth asking again.
     pub fn lend(&mut self, holder: Holder) -> Option<SlotId> {
-        let has = *self.peers.get(&holder.peer).expect("a borrower has joined");
+        let has = self.peers.get(&holder.peer).expect("a borrower has joined").recvs;
         if has >= self.share_of(holder.peer) {
             self.counters.share_reached += 1;
             return None;
         }
-        let Some(slab) = self.usable.first().copied() else {
+        let slot = if self.has_recv_slot() { self.take(SlotState::Posted(holder)) } else { None };
+        let Some(slot) = slot else {
             self.counters.starved += 1;
-            self.hungry.insert(holder.peer);
+            self.hungry.join(holder.peer);
             return None;
         };
+        self.peers.get_mut(&holder.peer).expect("just looked up").recvs += 1;
+        self.hungry.leave(holder.peer);
+        Some(slot)
+    }
+
+    /// A FREE slot for a SEND, until [`Pool::sent`]. `None`: there is none, or others wait and the peer has its part; it is told by
+    /// [`Pool::next_hungry`] when it is worth asking again.
+    pub fn lend_send(&mut self, peer: PeerKey) -> Option<SlotId> {
+        let has = self.peers.get(&peer).expect("a borrower has joined").sends;
+        let others = self.send_hungry.others(peer);
+        let part = (self.free + self.sending) / (others + 1);
+        // Of all that wait one at least has no more than its part, so asking them in turn comes to an end.
+        let slot = if others > 0 && has > part { None } else { self.take(SlotState::Sending(peer)) };
+        let Some(slot) = slot else {
+            self.counters.send_starved += 1;
+            self.send_hungry.join(peer);
+            return None;
+        };
+        self.counters.sends += 1;
+        self.sending += 1;
+        self.peers.get_mut(&peer).expect("just looked up").sends += 1;
+        self.send_hungry.leave(peer);
+        Some(slot)
+    }
+
+    /// The SEND has completed, or its endpoint is gone.
+    pub fn sent(&mut self, slot: SlotId) {
+        let state = self.state(slot);
+        let SlotState::Sending(peer) = state else { panic!("{slot:?} was sent while {state:?}") };
+        self.sending -= 1;
+        self.peers.get_mut(&peer).expect("a sender has joined").sends -= 1;
+        self.put_back(slot);
+    }
+
+    fn take(&mut self, state: SlotState) -> Option<SlotId> {
+        let slab = self.usable.first().copied()?;
         let of = &mut self.slabs[slab as usize];
         assert_eq!(of.state, SlabState::Active, "only active slabs lend");
         let index = of.free.pop().expect("a usable slab has a free slot");
         assert_eq!(of.slots[index as usize], SlotState::Free, "free ⇒ FREE");
-        of.slots[index as usize] = SlotState::Posted(holder);
+        of.slots[index as usize] = state;
         if of.free.is_empty() {
             self.usable.remove(&slab);
         }
         self.free -= 1;
         self.lent += 1;
         self.peak = self.peak.max(self.lent);
-        *self.peers.get_mut(&holder.peer).expect("just looked up") += 1;
-        self.hungry.remove(&holder.peer);
         Some(SlotId { slab: SlabId(slab), index })
+    }
+
+    /// Whether a slot is free that is not kept for SENDs.
+    fn has_recv_slot(&self) -> bool {
+        let total = self.active_count() * self.config.slab_slots;
+        let reserve = self.config.send_reserve.min((total / 4).max(1));
+        self.free > 0 && self.free + self.sending > reserve
     }
 
     /// What a peer may hold: its share; less while others wait and there can be no more slots.
     fn share_of(&self, peer: PeerKey) -> u32 {
-        let others_wait = self.hungry.iter().any(|&other| other != peer);
-        if !others_wait || self.can_grow() {
+        if self.hungry.others(peer) == 0 || self.can_grow() {
             return self.config.peer_slots;
         }
         let fair = self.config.max_slabs * self.config.slab_slots / (self.peers.len() as u32).max(1);
@@ -304,6 +422,11 @@ impl Pool {
     }
 
     fn take_back(&mut self, slot: SlotId, holder: Holder) {
+        self.peers.get_mut(&holder.peer).expect("a holder has joined").recvs -= 1;
+        self.put_back(slot);
+    }
+
+    fn put_back(&mut self, slot: SlotId) {
         let of = &mut self.slabs[slot.slab.0 as usize];
         match of.state {
             SlabState::Active => {
@@ -320,7 +443,6 @@ impl Pool {
             other => panic!("{slot:?} comes back while its slab is {other:?}"),
         }
         self.lent -= 1;
-        *self.peers.get_mut(&holder.peer).expect("a holder has joined") -= 1;
     }
 
     /// What it is doing.
@@ -345,10 +467,14 @@ impl Pool {
     /// A peer that got no slot and may get one now. Ask until `None` whenever slots came back or a slab was made.
     #[must_use]
     pub fn next_hungry(&mut self) -> Option<PeerKey> {
-        if self.free == 0 {
-            return None;
-        }
-        self.hungry.pop_first()
+        // Those first whose slots come back soon.
+        let sender = if self.free > 0 { self.send_hungry.pop() } else { None };
+        sender.or_else(|| if self.has_recv_slot() { self.hungry.pop() } else { None })
+    }
+
+    /// Whether [`Pool::next_hungry`] has somebody.
+    pub(super) fn can_feed(&self) -> bool {
+        !self.send_hungry.is_empty() && self.free > 0 || !self.hungry.is_empty() && self.has_recv_slot()
     }
 
     /// Where it stands.
@@ -360,7 +486,9 @@ impl Pool {
             draining: count(|state| matches!(state, SlabState::Draining | SlabState::Releasing { .. })),
             free: self.free,
             lent: self.lent,
-            hungry: self.hungry.len() as u32,
+            sending: self.sending,
+            hungry: self.hungry.len(),
+            send_hungry: self.send_hungry.len(),
             counters: self.counters,
         }
     }

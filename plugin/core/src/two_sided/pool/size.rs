@@ -30,7 +30,7 @@ impl Pool {
             matches!(slab.state, SlabState::Allocating { told: false } | SlabState::Releasing { told: false })
         };
         let grows = || self.wants_more() && now >= self.retry_at && self.can_grow();
-        !self.hungry.is_empty() && self.free > 0 || self.lent > 0 && grows() || self.slabs.iter().any(untold)
+        self.can_feed() || self.lent > 0 && grows() || self.slabs.iter().any(untold)
     }
 
     /// When it is time to look again although nothing happened.
@@ -58,6 +58,7 @@ impl Pool {
         slab.free = (0..slots).rev().collect();
         slab.retired = 0;
         slab.state = SlabState::Active;
+        self.active += 1;
         self.free += slots;
         self.usable.insert(id.0);
         self.last_busy = now;
@@ -96,7 +97,8 @@ impl Pool {
         let missing = self.active_count() < self.config.base_slabs;
         !coming
             && (missing
-                || self.free == 0 && !self.hungry.is_empty()
+                || !self.has_recv_slot() && !self.hungry.is_empty()
+                || self.free == 0 && !self.send_hungry.is_empty()
                 || self.lent > 0 && self.free * 4 <= total)
     }
 
@@ -114,8 +116,8 @@ impl Pool {
         self.slabs.iter().filter(|slab| slab.state != SlabState::Gone).count() as u32
     }
 
-    fn active_count(&self) -> u32 {
-        self.slabs.iter().filter(|slab| slab.state == SlabState::Active).count() as u32
+    pub(super) fn active_count(&self) -> u32 {
+        self.active
     }
 
     pub(super) fn add_slab(&mut self) {
@@ -133,6 +135,7 @@ impl Pool {
         let Some(nth) = draining else { return false };
         let slab = &mut self.slabs[nth];
         slab.state = SlabState::Active;
+        self.active += 1;
         for (index, slot) in (0..).zip(&mut slab.slots) {
             if *slot == SlotState::Retired {
                 *slot = SlotState::Free;
@@ -157,6 +160,7 @@ impl Pool {
             let nth = newest.expect("there are more active slabs than are kept");
             let slab = &mut self.slabs[nth];
             slab.state = SlabState::Draining;
+            self.active -= 1;
             for index in slab.free.drain(..) {
                 slab.slots[index as usize] = SlotState::Retired;
                 slab.retired += 1;
@@ -200,7 +204,10 @@ impl Pool {
             free += slab_free;
             lent += slab.slots.len() as u32 - slab_free - retired;
         }
-        assert_eq!((free, lent), (self.free, self.lent), "counted anew");
-        assert_eq!(self.lent, self.peers.values().sum::<u32>(), "every lent slot has a holder");
+        let active = self.slabs.iter().filter(|slab| slab.state == SlabState::Active).count() as u32;
+        assert_eq!((free, lent, active), (self.free, self.lent, self.active), "counted anew");
+        let sum = |of: fn(&super::Lent) -> u32| self.peers.values().map(of).sum::<u32>();
+        assert_eq!(self.lent, sum(|lent| lent.recvs + lent.sends), "every lent slot has a holder");
+        assert_eq!(self.sending, sum(|lent| lent.sends), "every SENDING slot has a holder");
     }
 }

@@ -7,7 +7,14 @@ use super::*;
 const PEER: PeerKey = PeerKey(1);
 
 fn config(base_slabs: u32, max_slabs: u32) -> PoolConfig {
-    PoolConfig { slab_slots: 4, base_slabs, max_slabs, peer_slots: 1000, ..PoolConfig::default() }
+    PoolConfig {
+        slab_slots: 4,
+        base_slabs,
+        max_slabs,
+        peer_slots: 1000,
+        send_reserve: 0,
+        ..PoolConfig::default()
+    }
 }
 
 fn holder(peer: u32) -> Holder {
@@ -230,4 +237,59 @@ proptest! {
             prop_assert!(pool.stats().slabs <= base + more);
         }
     }
+}
+
+fn small_pool(peers: u32) -> Pool {
+    let mut pool = Pool::new(PoolConfig { send_reserve: 4, ..config(2, 2) }, Nanos(0));
+    serve(&mut pool, Nanos(0));
+    (1..=peers).for_each(|peer| pool.join(PeerKey(peer)));
+    pool
+}
+
+#[test]
+fn a_quarter_of_a_small_pool_is_never_lent_for_recvs_so_a_send_always_finds_its_turn() {
+    let mut pool = small_pool(2);
+    lend(&mut pool, 6);
+    assert_eq!(pool.lend(holder(1)), None, "two of eight are kept for SENDs");
+    assert_eq!(pool.next_hungry(), None, "and stay so");
+    let first = pool.lend_send(PEER).unwrap();
+    assert_eq!(pool.state(first), SlotState::Sending(PEER));
+    let second = pool.lend_send(PeerKey(2)).unwrap();
+    assert_eq!(pool.lend_send(PEER), None);
+    assert_eq!((pool.stats().sending, pool.stats().send_hungry), (2, 1));
+    pool.audit();
+    pool.sent(second);
+    assert_eq!(pool.next_hungry(), Some(PEER), "who waits to send is told");
+    assert_eq!(pool.lend(holder(2)), None, "it is no slot for a RECV");
+    pool.sent(first);
+    pool.audit();
+    assert_eq!((pool.stats().sending, pool.stats().lent), (0, 6));
+}
+
+#[test]
+fn slots_to_send_from_are_shared_among_those_who_wait_and_asking_them_in_turn_ends() {
+    let mut pool = small_pool(3);
+    lend(&mut pool, 6);
+    // The first has both, the others wait.
+    let mut held = VecDeque::from([PEER, PEER].map(|peer| (peer, pool.lend_send(peer).unwrap())));
+    for peer in [2, 3, 1] {
+        assert_eq!(pool.lend_send(PeerKey(peer)), None);
+    }
+    let mut served = [0; 3];
+    for _ in 0..300 {
+        pool.sent(held.pop_front().expect("somebody sends").1);
+        // All that are told ask at once, and all want another one.
+        let mut asked = 0;
+        while let Some(peer) = pool.next_hungry() {
+            if let Some(slot) = pool.lend_send(peer) {
+                served[peer.0 as usize - 1] += 1;
+                held.push_back((peer, slot));
+                assert_eq!(pool.lend_send(peer), None, "it waits for the next");
+            }
+            asked += 1;
+            assert!(asked < 10, "this ends");
+        }
+        pool.audit();
+    }
+    assert!(served.iter().all(|&n| n >= 90), "{served:?}");
 }
