@@ -8,7 +8,7 @@ use crate::peer::{Peer, PeerState, PendingAttempt};
 use crate::shared::Shared;
 use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
 use baton_core::wire::{
-    Agreed, ConnInfo, ErrorCode, FabricOffer, FrameReader, Hello, Progress, ProtocolRange, Refusal,
+    Agreed, Backends, ConnInfo, ErrorCode, FabricOffer, FrameReader, Hello, Progress, ProtocolRange, Refusal,
     ResumeToken, parse_candidate,
 };
 use baton_core::{Nanos, SessionId};
@@ -191,6 +191,8 @@ impl Shared {
     fn attempt(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) -> std::result::Result<Made, Failed> {
         let info = peer.state.lock().info.clone();
         let info = info.ok_or_else(|| err!(NotFound, "its connection information is not loaded"))?;
+        let theirs = Backends::from_words(&info.backends);
+        self.backends().common(theirs).map_err(|e| err!(RemoteDisconnect, "{e}"))?;
         let deadline = Instant::now() + self.scaled(CONNECT_MS);
         // Fabrics that do not reach the peer, and why.
         let mut passed = Vec::new();

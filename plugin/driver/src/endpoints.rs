@@ -1,14 +1,17 @@
 //! The endpoints and memory of one connect attempt: made before HELLO or REPLY, handed to the session at ACCEPT, or discarded.
 
 use crate::err;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{CREDIT_PAGE_BYTES, EpochMemory, RING_BYTES};
 use crate::peer::post_recvs;
 use baton_core::LaneId;
 use baton_core::notify::NotifyMode;
 use baton_core::peer::{LaneSetup, RingId};
 use baton_core::prepared::LaneRails;
-use baton_core::wire::{Agreed, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer, SEND_RQ_DEPTH};
+use baton_core::wire::{
+    Agreed, AgreedOneSided, Backends, EndpointOffer, FabricOffer, MAX_LANES, MemoryOffer, NoCommonBackend,
+    OneSidedOffer, SEND_RQ_DEPTH,
+};
 use baton_fabric::{EndpointConfig, EndpointId, Fabric, PeerView};
 use serde_json::Value;
 use std::sync::Arc;
@@ -24,6 +27,24 @@ const CONTROL_SQ_DEPTH: u32 = 256;
 const CONTROL_RQ_DEPTH: u32 = 256;
 /// Longest wait for endpoints that never carried anything to become quiet.
 const DISCARD_WAIT: Duration = Duration::from_secs(1);
+
+/// The part of an offer that endpoints here can answer.
+pub(crate) fn offered(offer: &FabricOffer) -> Result<&OneSidedOffer> {
+    offer.one_sided.as_ref().ok_or_else(|| no_common_backend(offer.backends()))
+}
+
+/// What both sides agreed on for it.
+pub(crate) fn settled(agreed: &Agreed) -> Result<&AgreedOneSided> {
+    agreed.one_sided.as_ref().ok_or_else(|| no_common_backend(agreed.backends()))
+}
+
+fn no_common_backend(theirs: Backends) -> Error {
+    err!(
+        RemoteDisconnect,
+        "{}",
+        NoCommonBackend { ours: Backends { one_sided: true, two_sided: false }, theirs }
+    )
+}
 
 /// Endpoints of one fabric: control first, then the lanes.
 pub(crate) struct EndpointSet {
@@ -45,11 +66,11 @@ pub(crate) enum Side<'a> {
 
 impl Side<'_> {
     /// What to ask the fabric for: control first, then as many lanes as make sense. Never deeper and no more than the peer offers.
-    fn configs(&self, fabric: &dyn Fabric, immediate: bool) -> Vec<EndpointConfig> {
+    fn configs(&self, fabric: &dyn Fabric, immediate: bool) -> Result<Vec<EndpointConfig>> {
         let caps = fabric.caps();
         let (lanes, theirs) = match self {
             Side::Active(address) => (fabric.lanes_for(*address), None),
-            Side::Passive(offer) => (fabric.lanes_for(Some(&offer.address)), Some(*offer)),
+            Side::Passive(offer) => (fabric.lanes_for(Some(&offer.address)), Some(offered(offer)?)),
         };
         let lanes = usize::from(lanes).clamp(1, MAX_LANES);
         let lanes = lanes.min(theirs.map_or(MAX_LANES, |offer| offer.lanes.len()));
@@ -67,7 +88,7 @@ impl Side<'_> {
                 max_sge: 1,
             }
         };
-        (0..=lanes).map(config).collect()
+        Ok((0..=lanes).map(config).collect())
     }
 
     fn create_endpoints(
@@ -79,7 +100,8 @@ impl Side<'_> {
             Side::Active(None) => fabric.create_endpoints(configs, PeerView::Unknown),
             Side::Active(Some(address)) => fabric.create_endpoints(configs, PeerView::Fabric(address)),
             Side::Passive(offer) => {
-                let offered = std::iter::once(&offer.control).chain(&offer.lanes).take(configs.len());
+                let part = offered(offer)?;
+                let offered = std::iter::once(&part.control).chain(&part.lanes).take(configs.len());
                 let addresses: Vec<Value> = offered.map(|endpoint| endpoint.address.clone()).collect();
                 fabric.create_endpoints(configs, PeerView::Endpoints(&addresses))
             }
@@ -107,7 +129,7 @@ impl EndpointSet {
         notify: NotifyMode,
     ) -> Result<EndpointSet> {
         let immediate = notify == NotifyMode::Immediate && fabric.caps().immediate;
-        let configs = side.configs(&**fabric, immediate);
+        let configs = side.configs(&**fabric, immediate)?;
         let (endpoints, addresses): (Vec<_>, Vec<_>) =
             side.create_endpoints(&**fabric, &configs)?.into_iter().unzip();
         let rails: Vec<u8> = endpoints.iter().map(|endpoint| fabric.rail(*endpoint)).collect();
@@ -128,10 +150,7 @@ impl EndpointSet {
         let control = offered.next().ok_or_else(|| err!(Local, "no control endpoint"))?;
         let lanes: Vec<_> = offered.collect();
         let (addr, key) = memory.credit_page();
-        let offer = FabricOffer {
-            fabric: fabric.name().to_owned(),
-            address: fabric.address(),
-            max_message_bytes: u64::from(fabric.caps().max_message_bytes),
+        let one_sided = OneSidedOffer {
             immediate,
             control,
             control_ring: ring_offer(&memory, RingId::Control),
@@ -141,11 +160,19 @@ impl EndpointSet {
             lanes,
             credit_page: MemoryOffer { addr, key, bytes: CREDIT_PAGE_BYTES as u64 },
         };
+        let offer = FabricOffer {
+            fabric: fabric.name().to_owned(),
+            address: fabric.address(),
+            max_message_bytes: u64::from(fabric.caps().max_message_bytes),
+            one_sided: Some(one_sided),
+            two_sided: None,
+        };
         Ok(EndpointSet { fabric: Arc::clone(fabric), fabric_index, endpoints, memory, offer })
     }
 
     /// Posts the RECVs that both sides agreed on. They stand before the endpoint can receive anything.
     pub fn post_recvs(&self, agreed: &Agreed) -> Result<()> {
+        let agreed = settled(agreed)?;
         let depths = std::iter::once(&agreed.control).chain(&agreed.lanes);
         let used: Vec<_> = self.endpoints.iter().zip(depths).collect();
         if agreed.notify == NotifyMode::Send {
@@ -163,6 +190,7 @@ impl EndpointSet {
 
     /// Connects every endpoint that both sides use to the peer's.
     pub fn connect(&self, theirs: &FabricOffer, agreed: &Agreed, deadline: Instant) -> Result<()> {
+        let (theirs, agreed) = (offered(theirs)?, settled(agreed)?);
         let addresses = std::iter::once(&theirs.control).chain(&theirs.lanes);
         for (endpoint, peer) in self.endpoints.iter().zip(addresses).take(1 + agreed.lanes.len()) {
             self.fabric.connect_endpoint(*endpoint, &peer.address, deadline)?;
@@ -181,6 +209,7 @@ impl EndpointSet {
                 peer_ring_key: ring.key,
                 ring_bytes: bytes as u32,
             };
+        let (theirs, agreed) = (offered(theirs)?, settled(agreed)?);
         let rings = std::iter::once(agreed.control_ring_bytes).chain(agreed.ring_bytes.iter().copied());
         if let Some(bytes) = rings.into_iter().find(|bytes| *bytes != u64::from(RING_BYTES)) {
             return Err(err!(
@@ -200,8 +229,10 @@ impl EndpointSet {
 
     /// On which rails each lane in use runs, here and at the peer.
     pub fn lane_rails(&self, theirs: &FabricOffer, agreed: &Agreed) -> Box<[LaneRails]> {
-        let pairs = self.offer.lanes.iter().zip(&theirs.lanes).take(agreed.lanes.len());
-        pairs.map(|(own, peer)| LaneRails { own: own.rail, peer: peer.rail }).collect()
+        let (own, theirs) = (self.offer.one_sided.iter(), theirs.one_sided.iter());
+        let lanes = agreed.one_sided.as_ref().map_or(0, |agreed| agreed.lanes.len());
+        let pairs = own.flat_map(|own| &own.lanes).zip(theirs.flat_map(|theirs| &theirs.lanes));
+        pairs.take(lanes).map(|(own, peer)| LaneRails { own: own.rail, peer: peer.rail }).collect()
     }
 
     /// Takes everything down again; nothing of it was ever used.

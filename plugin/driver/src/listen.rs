@@ -249,9 +249,12 @@ impl Shared {
                 reasons.push(format!("{}: not enabled here", offer.fabric));
                 continue;
             };
-            let made = fabric
-                .reach(&offer.address, deadline)
+            let common = self.backends().common(offer.backends());
+            let made = common
                 .map_err(|why| err!(RemoteDisconnect, "{why}"))
+                .and_then(|_| {
+                    fabric.reach(&offer.address, deadline).map_err(|why| err!(RemoteDisconnect, "{why}"))
+                })
                 .and_then(|()| self.answer_offer(fabric, index, offer));
             match made {
                 Ok(set) => {

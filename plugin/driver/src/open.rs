@@ -2,6 +2,7 @@
 
 use crate::channel::{Channel, OneSided};
 use crate::connect::Made;
+use crate::endpoints::{offered, settled};
 use crate::err;
 use crate::error::Result;
 use crate::lane_map::LaneMap;
@@ -28,7 +29,10 @@ impl Shared {
         let now = self.clock.now();
         peer.rename(&made.established.peer_name);
         let setup = self.session_setup(peer, &mut state, &made);
-        self.tell_send_mode(peer, &mut state, &made);
+        let by_send = setup.as_ref().is_ok_and(|setup| setup.notify == NotifyMode::Send);
+        if by_send {
+            self.tell_send_mode(peer, &mut state, &made);
+        }
         let session = match setup {
             Ok(setup) => Session::new(setup, now),
             Err(e) => {
@@ -68,7 +72,7 @@ impl Shared {
             established.epoch.0,
             theirs.fabric,
             lanes.rails.len(),
-            if agreed.notify == NotifyMode::Send { ", notifications by SEND" } else { "" },
+            if by_send { ", notifications by SEND" } else { "" },
             if verified { "" } else { ", inbound only until its connection information is loaded" }
         );
         let generation = lanes.generation;
@@ -96,6 +100,7 @@ impl Shared {
     /// What both sides settled, checked: a peer may offer what no session can work with.
     fn session_setup(&self, peer: &Peer, state: &mut PeerState, made: &Made) -> Result<SessionSetup> {
         let (control, lanes) = made.set.setups(&made.theirs, &made.agreed)?;
+        let theirs = offered(&made.theirs)?;
         let defaults = SessionLimits::default();
         // What a NIC is still sending again is not stalled.
         let retries_ms = u64::try_from(made.set.fabric.retry_time().as_millis()).unwrap_or(u64::MAX);
@@ -110,10 +115,10 @@ impl Shared {
             epoch: made.established.epoch,
             control,
             lanes,
-            peer_credit_addr: made.theirs.credit_page.addr,
-            peer_credit_key: made.theirs.credit_page.key,
+            peer_credit_addr: theirs.credit_page.addr,
+            peer_credit_key: theirs.credit_page.key,
             caps: Caps { max_message_bytes: longest.min(caps.max_message_bytes), ..caps },
-            notify: made.agreed.notify,
+            notify: settled(&made.agreed)?.notify,
             limits: SessionLimits { stall_ms, ..defaults },
             carry: baton_core::notify::Carry::default(),
         };
@@ -123,7 +128,7 @@ impl Shared {
 
     /// Says once per peer why SENDs take the place of immediates.
     fn tell_send_mode(&self, peer: &Peer, state: &mut PeerState, made: &Made) {
-        if made.agreed.notify == NotifyMode::Immediate || std::mem::replace(&mut state.send_mode_told, true) {
+        if std::mem::replace(&mut state.send_mode_told, true) {
             return;
         }
         let name = peer.name();
@@ -131,7 +136,7 @@ impl Shared {
             return tracing::info!("notifications with {name} go by SEND, as configured");
         }
         self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
-        if made.set.offer.immediate {
+        if made.set.offer.one_sided.as_ref().is_some_and(|own| own.immediate) {
             tracing::warn!(
                 "notifications with {name} go by SEND: it offers no immediates on fabric {}",
                 made.theirs.fabric

@@ -21,7 +21,7 @@ use crate::two_sided::Bounces;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
-use baton_core::wire::{HostId, SessionKey, check_name};
+use baton_core::wire::{Backends, HostId, SessionKey, check_name};
 use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
@@ -124,6 +124,11 @@ pub(crate) fn random_u64() -> u64 {
 }
 
 impl Shared {
+    /// Backends that this engine offers.
+    pub fn backends(&self) -> Backends {
+        Backends::from_words(std::slice::from_ref(&self.config.backend))
+    }
+
     pub fn own_name(&self) -> Arc<str> {
         Arc::clone(&self.own_name)
     }

@@ -4,15 +4,15 @@ mod common;
 
 use baton_core::handshake::{HandshakeError, Initiator};
 use baton_core::wire::{
-    ConnInfo, EndpointOffer, FabricOffer, FrameReader, Hello, MemoryOffer, Progress, ProtocolRange,
-    SessionKey, parse_candidate,
+    ConnInfo, EndpointOffer, FabricOffer, FrameReader, Hello, MemoryOffer, OneSidedOffer, Progress,
+    ProtocolRange, SessionKey, TwoSidedLane, TwoSidedOffer, parse_candidate,
 };
 use baton_core::{Instance, wire};
 use baton_driver::{Code, Driver, Status};
 use baton_fabric::Op;
 use common::*;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 fn info(engine: &Driver) -> ConnInfo {
@@ -72,12 +72,15 @@ fn hello_of(sender: Instance, to: Instance) -> Hello {
             fabric: "tcp".into(),
             address: serde_json::json!({}),
             max_message_bytes: 1 << 20,
-            immediate: true,
-            control: endpoint.clone(),
-            lanes: vec![endpoint],
-            control_ring: memory,
-            rings: vec![memory],
-            credit_page: memory,
+            one_sided: Some(OneSidedOffer {
+                immediate: true,
+                control: endpoint.clone(),
+                lanes: vec![endpoint],
+                control_ring: memory,
+                rings: vec![memory],
+                credit_page: memory,
+            }),
+            two_sided: None,
         }],
         features: Vec::new(),
     }
@@ -138,6 +141,54 @@ fn connection_information_with_a_wrong_key_is_refused_by_the_peer() {
     let error = a.connect("b", 10_000).expect_err("refused");
     assert!(error.text.contains("key"), "{error}");
     a.load_remote(Some("b"), b.conn_info()).expect("the right one replaces it");
+    assert_still_works(&a, &b);
+}
+
+#[test]
+fn engines_without_a_common_backend_say_so_before_anything_is_dialled() {
+    let (a, b) = (engine("a", &["tcp"]), engine("b", &["tcp"]));
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    listener.set_nonblocking(true).expect("a socket");
+    let nobody = listener.local_addr().expect("bound").to_string();
+    for (words, shown) in [(vec!["two-sided".to_owned()], "two-sided"), (vec![], "none that is known")] {
+        let other = ConnInfo { backends: words, candidates: vec![nobody.clone()], ..info(&b) };
+        a.load_remote(Some("b"), &other.encode().expect("encode")).expect("load");
+        let error = a.connect("b", 10_000).expect_err("refused");
+        assert_eq!(error.code, Code::RemoteDisconnect, "{error}");
+        let why =
+            format!("no common backend: here one-sided, there {shown}; set BATON_BACKEND alike on both");
+        assert!(error.text.contains(&why), "{error}");
+        assert!(listener.accept().is_err(), "nothing was dialled");
+    }
+    a.load_remote(Some("b"), b.conn_info()).expect("the right one replaces it");
+    assert_still_works(&a, &b);
+}
+
+#[test]
+fn an_offer_of_another_backend_is_refused_by_name_and_costs_no_endpoints() {
+    let (a, b) = pair(&["tcp"]);
+    assert_still_works(&a, &b);
+    let mut hello = hello_of(Instance([7; 16]), info(&b).instance);
+    let one_sided = hello.offers[0].one_sided.take().expect("an offer");
+    let lane = TwoSidedLane { endpoint: one_sided.control.clone(), posted: 1 };
+    hello.offers[0].two_sided = Some(TwoSidedOffer {
+        control: one_sided.control,
+        lanes: vec![lane],
+        slot_bytes: 65536,
+        request_depth: 256,
+        notify_window: 1 << 20,
+        message_bytes: 4096,
+        credit_page: one_sided.credit_page,
+    });
+    let mut stream = dial(&b);
+    let (awaiting, frame) = Initiator::start(info(&b).key, hello).expect("frame");
+    stream.write_all(&frame).expect("send");
+    let mut reader = FrameReader::new();
+    reader.feed(&until_closed(stream));
+    let body = reader.next_frame().expect("a frame").expect("an answer").to_vec();
+    let refused = awaiting.on_reply(&body).expect_err("refused").cause.to_string();
+    let why = "no common backend: here one-sided, there two-sided; set BATON_BACKEND alike on both";
+    assert!(refused.contains("NO_FABRIC") && refused.contains(why), "{refused}");
     assert_still_works(&a, &b);
 }
 

@@ -5,8 +5,8 @@ use std::net::{TcpListener, TcpStream};
 
 use baton_core::handshake::{Established, Initiator, LifelineCodec};
 use baton_core::wire::{
-    ConnInfo, EndpointOffer, FabricOffer, FrameReader, Hello, LifelineFrame, MemoryOffer, Progress,
-    ProtocolRange, SessionKey, parse_candidate,
+    ConnInfo, EndpointOffer, FabricOffer, FrameReader, Hello, LifelineFrame, MemoryOffer, OneSidedOffer,
+    Progress, ProtocolRange, SessionKey, parse_candidate,
 };
 use baton_core::{Epoch, Instance};
 use baton_tests::{PATIENCE, hex};
@@ -90,12 +90,15 @@ fn hello(
             fabric: "tcp".into(),
             address,
             max_message_bytes: 1 << 20,
-            immediate,
-            control: endpoint.clone(),
-            lanes: vec![endpoint],
-            control_ring: memory,
-            rings: vec![memory],
-            credit_page: memory,
+            one_sided: Some(OneSidedOffer {
+                immediate,
+                control: endpoint.clone(),
+                lanes: vec![endpoint],
+                control_ring: memory,
+                rings: vec![memory],
+                credit_page: memory,
+            }),
+            two_sided: None,
         }],
         features: Vec::new(),
     }
@@ -127,7 +130,7 @@ impl Attacker {
         lifeline.write_all(&frame).map_err(|e| e.to_string())?;
         let body = read_frame(&mut lifeline, &mut reader)?;
         let reply = await_reply.on_reply(&body).map_err(|failure| failure.cause.to_string())?;
-        let theirs = &reply.reply.offer;
+        let theirs = reply.reply.offer.one_sided.as_ref().expect("what was offered");
         let endpoints = [&theirs.control].into_iter().chain(&theirs.lanes);
         let data = endpoints.map(|endpoint| data_connection(&endpoint.address, &token)).collect();
         let (await_accept, frame) =

@@ -4,7 +4,8 @@ use super::transcript::{Role, Transcript, identity_tag, resume_tag};
 use super::{Established, Failure, HandshakeError};
 use crate::epoch::next_epoch;
 use crate::wire::{
-    Agreed, ErrorCode, FrameError, Hello, Message, Ready, Refusal, Reply, ResumeToken, SessionKey, negotiate,
+    Agreed, ErrorCode, FabricOffer, FrameError, Hello, Message, Ready, Refusal, Reply, ResumeToken,
+    SessionKey, negotiate,
 };
 
 /// Start of an attempt.
@@ -139,13 +140,25 @@ fn check_reply(hello: &Hello, reply: &Reply) -> Result<(Agreed, usize), Handshak
     let last = hello.last_epoch.max(reply.last_epoch);
     let epoch = next_epoch(hello.last_epoch, reply.last_epoch).ok_or(HandshakeError::EpochsUsedUp(last))?;
     same("REPLY", "epoch", epoch.0, reply.epoch.0)?;
-    let offered = hello.offers.iter().enumerate().find(|(_, offer)| offer.fabric == reply.offer.fabric);
+    choice(hello, &reply.offer)
+}
+
+/// What the listener chose of HELLO: an offered fabric with offered backends only. Both sides look at it alike.
+pub(super) fn choice(hello: &Hello, answer: &FabricOffer) -> Result<(Agreed, usize), HandshakeError> {
+    let offered = hello.offers.iter().enumerate().find(|(_, offer)| offer.fabric == answer.fabric);
     let Some((chosen, offer)) = offered else {
         let names: Vec<_> = hello.offers.iter().map(|offer| offer.fabric.as_str()).collect();
-        return Err(mismatch("REPLY", "offer.fabric", names.join(" or "), &reply.offer.fabric));
+        return Err(mismatch("REPLY", "offer.fabric", names.join(" or "), &answer.fabric));
     };
-    let agreed =
-        negotiate(offer, &reply.offer).map_err(|e| mismatch("REPLY", "offer", offer.fabric.clone(), e))?;
+    let (asked, got) = (offer.backends(), answer.backends());
+    let unasked = [
+        (got.one_sided && !asked.one_sided, "offer.one_sided"),
+        (got.two_sided && !asked.two_sided, "offer.two_sided"),
+    ];
+    if let Some((_, field)) = unasked.into_iter().find(|(unasked, _)| *unasked) {
+        return Err(mismatch("REPLY", field, "nothing, as in HELLO", "an offer"));
+    }
+    let agreed = negotiate(offer, answer).map_err(|e| mismatch("REPLY", "offer", asked, e))?;
     Ok((agreed, chosen))
 }
 

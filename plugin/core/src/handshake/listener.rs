@@ -1,12 +1,11 @@
 //! The side that is connected to. Until READY is verified it changes nothing but the endpoints it made for REPLY.
 
-use super::initiator::same;
+use super::initiator::{choice, same};
 use super::transcript::{IdentityProof, Role, Transcript, resume_proves, split};
 use super::{Established, Failure, HandshakeError};
 use crate::ids::{Epoch, Instance, SessionId};
 use crate::wire::{
     Accept, Agreed, ErrorCode, FrameError, Hello, Message, Ready, Refusal, Reply, ResumeToken, SessionKey,
-    negotiate,
 };
 
 /// Waits for HELLO on a new connection.
@@ -106,18 +105,10 @@ impl HelloReceived {
     /// # Errors
     /// REPLY does not answer this HELLO, which is a mistake of the caller.
     pub fn reply(mut self, reply: Reply) -> Result<(AwaitReady, Vec<u8>), Failure> {
-        let offered = self.hello.offers.iter().enumerate().find(|(_, o)| o.fabric == reply.offer.fabric);
-        let agreed = offered.map(|(i, offer)| (i, negotiate(offer, &reply.offer)));
-        let (Some((chosen, Ok(agreed))), Ok(())) =
-            (agreed, same("REPLY", "attempt", self.hello.attempt, reply.attempt))
-        else {
-            let cause = HandshakeError::Mismatch {
-                message: "REPLY",
-                field: "offer",
-                expected: "a fabric and the attempt of HELLO".into(),
-                got: format!("{:?}, attempt {}", reply.offer.fabric, reply.attempt),
-            };
-            return Err(self.transcript.fail(Role::Reply, cause));
+        let answers = same("REPLY", "attempt", self.hello.attempt, reply.attempt);
+        let (agreed, chosen) = match answers.and_then(|()| choice(&self.hello, &reply.offer)) {
+            Ok(choice) => choice,
+            Err(cause) => return Err(self.transcript.fail(Role::Reply, cause)),
         };
         let (session, epoch) = (reply.session, reply.epoch);
         match self.transcript.seal(Role::Reply, &Message::Reply(Box::new(reply))) {

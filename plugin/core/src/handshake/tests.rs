@@ -2,10 +2,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{Epoch, Instance, Nanos, SessionId};
-use crate::wire::samples::{any_lifeline_frame, hello, offer, reply};
+use crate::wire::samples::{any_lifeline_frame, hello, offer, offer_of_both, reply, two_sided_offer};
 use crate::wire::{
-    ErrorCode, FrameReader, Hello, LifelineFrame, Message, ProtocolRange, Refusal, Reply, ResumeToken,
-    SessionKey, encode_frame,
+    Agreed, ErrorCode, FabricOffer, FrameReader, Hello, LifelineFrame, Message, OneSidedOffer, ProtocolRange,
+    Refusal, Reply, ResumeToken, SessionKey, encode_frame,
 };
 
 const A: Instance = Instance([1; 16]);
@@ -26,6 +26,14 @@ fn body(frame: &[u8]) -> Vec<u8> {
     let body = reader.next_frame().unwrap().unwrap().to_vec();
     assert_eq!(reader.pending_bytes(), 0);
     body
+}
+
+fn one_sided(reply: &mut Reply) -> &mut OneSidedOffer {
+    reply.offer.one_sided.as_mut().unwrap()
+}
+
+fn agreed_lanes(agreed: &Agreed) -> usize {
+    agreed.one_sided.as_ref().unwrap().lanes.len()
 }
 
 /// A connects to B, whose key is 0xbb; A's own is 0xaa.
@@ -64,7 +72,7 @@ fn four_messages_open_a_session_that_both_sides_describe_alike() {
     let received = initiator.on_reply(&frame).unwrap();
     assert_eq!((received.chosen, listener.chosen), (1, 1));
     assert_eq!(received.agreed, listener.agreed);
-    assert_eq!((received.agreed.fabric.as_str(), received.agreed.lanes.len()), ("tcp", 3));
+    assert_eq!((received.agreed.fabric.as_str(), agreed_lanes(&received.agreed)), ("tcp", 3));
     let (at_a, at_b) = established();
     assert_eq!((at_a.peer, at_b.peer), (B, A));
     assert_eq!((at_a.peer_name.as_str(), at_b.peer_name.as_str()), ("prefill", "decode"));
@@ -110,18 +118,21 @@ fn garbage_is_refused_without_a_panic_at_every_step() {
 #[test]
 fn a_malformed_field_reaches_the_other_side_as_text_by_name() {
     let mut bad = hello(A, B);
-    bad.offers[0].lanes[1].rq_depth = 0;
+    bad.offers[0].one_sided.as_mut().unwrap().lanes[1].rq_depth = 0;
     let (initiator, frame) = Initiator::start(key(0xbb), bad).unwrap();
     let failure = Listener::new(key(0xbb), B).on_hello(&body(&frame)).unwrap_err();
     let told = refusal(failure, |b| initiator.on_reply(b).unwrap_err().cause);
     assert_eq!(told.code, ErrorCode::Malformed);
-    assert_eq!(told.text, "HELLO.offers[0].lanes[1].rq_depth: 0 is outside 1..=65535");
+    assert_eq!(told.text, "HELLO.offers[0].one_sided.lanes[1].rq_depth: 0 is outside 1..=65535");
 
-    let (initiator, listener, frame) = up_to_reply(|r| r.offer.control.sq_depth = 70_000);
+    let (initiator, listener, frame) = up_to_reply(|r| one_sided(r).control.sq_depth = 70_000);
     let failure = initiator.on_reply(&frame).unwrap_err();
-    assert_eq!(failure.cause.to_string(), "REPLY.offer.control.sq_depth: 70000 is outside 1..=65535");
+    assert_eq!(
+        failure.cause.to_string(),
+        "REPLY.offer.one_sided.control.sq_depth: 70000 is outside 1..=65535"
+    );
     let told = refusal(failure, |b| listener.on_ready(b).unwrap_err().cause);
-    assert_eq!(told.text, "REPLY.offer.control.sq_depth: 70000 is outside 1..=65535");
+    assert_eq!(told.text, "REPLY.offer.one_sided.control.sq_depth: 70000 is outside 1..=65535");
 }
 
 #[test]
@@ -132,7 +143,7 @@ fn an_answer_that_does_not_fit_the_question_is_refused_by_name() {
         (|r| r.epoch = Epoch(7), "REPLY.epoch: 7 instead of 1"),
         (|r| r.last_epoch = 4, "REPLY.epoch: 1 instead of 5"),
         (|r| r.protocol = 2, "REPLY.protocol: 2 instead of 1..=1"),
-        (|r| r.offer.lanes[0].rq_depth = 1, ""),
+        (|r| one_sided(r).lanes[0].rq_depth = 1, ""),
     ];
     for (edit, expected) in cases {
         let (initiator, _, frame) = up_to_reply(edit);
@@ -143,6 +154,58 @@ fn an_answer_that_does_not_fit_the_question_is_refused_by_name() {
     let received = Listener::new(key(0xbb), B).on_hello(&body(&frame)).unwrap();
     let unasked = Reply { offer: offer("verbs", 1), ..reply(&received.hello) };
     assert!(received.reply(unasked).unwrap_err().to_string().contains("verbs"));
+}
+
+/// HELLO with these offers, answered with that one.
+fn answered_with(offers: Vec<FabricOffer>, answer: FabricOffer) -> Result<ReplyReceived, String> {
+    let asked = Hello { offers, ..hello(A, B) };
+    let (initiator, frame) = Initiator::start(key(0xbb), asked).unwrap();
+    let received = Listener::new(key(0xbb), B).on_hello(&body(&frame)).unwrap();
+    let answer = Reply { offer: answer, ..reply(&received.hello) };
+    let (listener, frame) = received.reply(answer).map_err(|failure| failure.cause.to_string())?;
+    let received = initiator.on_reply(&body(&frame)).map_err(|failure| failure.cause.to_string())?;
+    assert_eq!(received.agreed, listener.agreed);
+    Ok(received)
+}
+
+#[test]
+fn a_listener_answers_with_the_backends_that_it_has_of_those_offered() {
+    let both = || vec![offer_of_both("tcp", 2)];
+    for (answer, agreed) in [
+        (offer("tcp", 2), "one-sided"),
+        (two_sided_offer("tcp", 1), "two-sided"),
+        (offer_of_both("tcp", 2), "one-sided and two-sided"),
+    ] {
+        let received = answered_with(both(), answer).unwrap();
+        assert_eq!(received.agreed.backends().to_string(), agreed);
+    }
+}
+
+#[test]
+fn an_answer_with_a_backend_that_was_not_offered_is_refused_by_both_sides() {
+    for (offered, answer, field) in [
+        (offer("tcp", 2), offer_of_both("tcp", 2), "REPLY.offer.two_sided"),
+        (two_sided_offer("tcp", 2), offer_of_both("tcp", 2), "REPLY.offer.one_sided"),
+        (offer("tcp", 2), two_sided_offer("tcp", 2), "REPLY.offer.two_sided"),
+    ] {
+        let expected = format!("{field}: an offer instead of nothing, as in HELLO");
+        assert_eq!(answered_with(vec![offered.clone()], answer.clone()).unwrap_err(), expected);
+        // The initiator looks at it with the same eyes.
+        let asked = Hello { offers: vec![offered], ..hello(A, B) };
+        let checked = super::initiator::choice(&asked, &answer).unwrap_err();
+        assert_eq!(checked.to_string(), expected);
+    }
+}
+
+#[test]
+fn a_field_of_the_two_sided_part_reaches_the_other_side_as_text_by_name() {
+    let mut bad = Hello { offers: vec![offer_of_both("tcp", 2)], ..hello(A, B) };
+    bad.offers[0].two_sided.as_mut().unwrap().lanes[1].posted = 257;
+    let (initiator, frame) = Initiator::start(key(0xbb), bad).unwrap();
+    let failure = Listener::new(key(0xbb), B).on_hello(&body(&frame)).unwrap_err();
+    let told = refusal(failure, |b| initiator.on_reply(b).unwrap_err().cause);
+    assert_eq!(told.code, ErrorCode::Malformed);
+    assert_eq!(told.text, "HELLO.offers[0].two_sided.lanes[1].posted: 257 is outside 0..=256");
 }
 
 #[test]
@@ -251,7 +314,13 @@ fn a_message_out_of_place_is_named() {
 fn hello_longer_than_a_frame_is_refused_before_it_is_sent() {
     let mut long = hello(A, B);
     long.offers = vec![offer("local", 64), offer("tcp", 64), offer("verbs", 64)];
-    long.offers[0].lanes.iter_mut().for_each(|l| l.address = serde_json::json!("x".repeat(1000)));
+    long.offers[0]
+        .one_sided
+        .as_mut()
+        .unwrap()
+        .lanes
+        .iter_mut()
+        .for_each(|l| l.address = serde_json::json!("x".repeat(1000)));
     assert!(Initiator::start(key(1), long).unwrap_err().to_string().contains("65536"));
 }
 

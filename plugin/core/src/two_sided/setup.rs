@@ -1,5 +1,7 @@
 //! What a channel is made from and what it asks for.
 
+use std::ops::RangeInclusive;
+
 use baton_fabric::EndpointId;
 
 use super::codec::{DATA_HEADER_BYTES, Direction, Status};
@@ -7,6 +9,22 @@ use super::inbox::InboxLimits;
 use super::notes::NoteLimits;
 use super::pool::{PeerKey, SlotId};
 use crate::ids::{Epoch, RegionId, SessionId};
+
+/// Shortest send queue of the control endpoint: what is set aside for credit words.
+pub const LEAST_CONTROL_SQ: u32 = 8;
+/// Fewest RECVs of the control endpoint.
+pub const LEAST_CONTROL_RQ: u32 = 2;
+/// Shortest send queue of a lane.
+pub const LEAST_LANE_SQ: u32 = 2;
+/// Fewest RECVs of a lane.
+pub const LEAST_LANE_RQ: u32 = 1;
+/// Lengths of a data slot.
+pub const SLOT_BYTES: RangeInclusive<u32> = DATA_HEADER_BYTES as u32 + 64..=1 << 24;
+/// Most transfers that a side takes at once.
+pub const MAX_REQUEST_DEPTH: u32 = 1 << 20;
+/// Most bytes of notifications unacknowledged.
+pub const MAX_NOTIFY_WINDOW: u32 = 1 << 30;
+const MAX_DEPTH: u32 = crate::wire::MAX_DEPTH as u32;
 
 /// One data lane.
 #[derive(Clone, Debug)]
@@ -148,30 +166,28 @@ impl TwoSetup {
     /// # Errors
     /// The first number that is out of range.
     pub fn check(&self) -> Result<(), TwoSetupError> {
-        let within = |what, value: u64, range: std::ops::RangeInclusive<u64>, need| {
-            if range.contains(&value) { Ok(()) } else { Err(TwoSetupError { what, value, need }) }
+        let within = |what, value: u32, range: RangeInclusive<u32>, need| {
+            let refuse = Err(TwoSetupError { what, value: value.into(), need });
+            if range.contains(&value) { Ok(()) } else { refuse }
         };
         let limits = &self.limits;
-        within("the number of lanes", self.lanes.len() as u64, 1..=64, "1 to 64")?;
-        within("the control send queue", self.control_sq_depth.into(), 8..=65_535, "8 to 65535")?;
-        within("the control receive queue", self.control_rq_depth.into(), 2..=65_535, "2 to 65535")?;
-        let slots = DATA_HEADER_BYTES as u64 + 64..=1 << 24;
-        within("the length of a slot", self.slot_bytes.into(), slots, "128 bytes to 16 MiB")?;
-        within("the request depth", limits.request_depth.into(), 1..=1 << 20, "1 to 2^20")?;
-        let least = u64::from(limits.message_bytes) + super::notes::NOTE_OVERHEAD;
-        within(
-            "the notification window",
-            limits.notify_window.into(),
-            least..=1 << 30,
-            "one longest message",
-        )?;
+        let lanes = u32::try_from(self.lanes.len()).unwrap_or(u32::MAX);
+        within("the number of lanes", lanes, 1..=crate::wire::MAX_LANES as u32, "1 to 64")?;
+        let (sq, rq) = (self.control_sq_depth, self.control_rq_depth);
+        within("the control send queue", sq, LEAST_CONTROL_SQ..=MAX_DEPTH, "8 to 65535")?;
+        within("the control receive queue", rq, LEAST_CONTROL_RQ..=MAX_DEPTH, "2 to 65535")?;
+        within("the length of a slot", self.slot_bytes, SLOT_BYTES, "128 bytes to 16 MiB")?;
+        within("the request depth", limits.request_depth, 1..=MAX_REQUEST_DEPTH, "1 to 2^20")?;
+        let least = limits.message_bytes.saturating_add(super::notes::NOTE_OVERHEAD as u32);
+        let window = limits.notify_window;
+        within("the notification window", window, least..=MAX_NOTIFY_WINDOW, "one longest message")?;
         for lane in &self.lanes {
-            within("a lane's send queue", lane.sq_depth.into(), 2..=65_535, "2 to 65535")?;
-            within("a lane's receive queue", lane.rq_depth.into(), 1..=65_535, "1 to 65535")?;
-            let posted = lane.posted.len() as u64;
-            within("RECVs posted on a lane", posted, 0..=lane.rq_depth.into(), "at most its depth")?;
-            let told = u64::from(lane.peer_posted);
-            within("RECVs posted by the peer", told, 0..=lane.rq_depth.into(), "at most the lane's depth")?;
+            within("a lane's send queue", lane.sq_depth, LEAST_LANE_SQ..=MAX_DEPTH, "2 to 65535")?;
+            within("a lane's receive queue", lane.rq_depth, LEAST_LANE_RQ..=MAX_DEPTH, "1 to 65535")?;
+            let posted = u32::try_from(lane.posted.len()).unwrap_or(u32::MAX);
+            within("RECVs posted on a lane", posted, 0..=lane.rq_depth, "at most its depth")?;
+            let told = lane.peer_posted;
+            within("RECVs posted by the peer", told, 0..=lane.rq_depth, "at most the lane's depth")?;
         }
         Ok(())
     }

@@ -71,7 +71,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Absent and null are the same.
-    fn optional(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn optional(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 

@@ -3,6 +3,7 @@
 //! Every decoder checks a length before it allocates, yields a whole value or one distinct error, and never panics,
 //! whatever the bytes. Encoders enforce the limits that decoders check.
 
+mod backends;
 mod conn_info;
 mod cursor;
 mod field;
@@ -11,13 +12,17 @@ mod lifeline_frame;
 mod messages;
 mod negotiate;
 mod offer;
+#[cfg(test)]
+mod offer_tests;
 mod region_blob;
 #[cfg(test)]
 pub(crate) mod samples;
 mod secret;
 #[cfg(test)]
 mod tests;
+mod two_sided_offer;
 
+pub use backends::{Backends, NoCommonBackend, ONE_SIDED, TWO_SIDED};
 pub use conn_info::{Candidate, ConnInfo, ConnInfoError, HostId, parse_candidate};
 pub(crate) use cursor::Cursor;
 pub use field::FieldError;
@@ -26,11 +31,14 @@ pub use lifeline_frame::{LifelineFrame, LifelineFrameError};
 pub use messages::{
     Accept, ErrorCode, Hello, Message, MessageError, Progress, ProtocolRange, Ready, Refusal, Reply,
 };
-pub use negotiate::{Agreed, Depths, NegotiateError, SEND_RQ_DEPTH, negotiate};
-pub use offer::{EndpointOffer, FabricOffer, MemoryOffer};
+pub use negotiate::{
+    Agreed, AgreedOneSided, AgreedTwoSided, Depths, NegotiateError, SEND_RQ_DEPTH, negotiate,
+};
+pub use offer::{EndpointOffer, FabricOffer, MemoryOffer, OneSidedOffer};
 pub use region_blob::{Access, FabricKeys, RegionBlob, RegionBlobError};
 pub(crate) use secret::verify;
 pub use secret::{Mac, ResumeToken, SessionKey, mac};
+pub use two_sided_offer::{TwoSidedLane, TwoSidedOffer};
 
 /// The protocol version that this engine speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -6,21 +6,46 @@ use serde_json::json;
 use super::*;
 use crate::ids::{Epoch, Instance, RegionId, SessionId};
 
+fn endpoint(n: usize) -> EndpointOffer {
+    EndpointOffer { address: json!({ "slot": n }), sq_depth: 512, rq_depth: 256, rail: 0 }
+}
+
+/// An offer for the one-sided backend alone.
 pub(crate) fn offer(fabric: &str, lanes: usize) -> FabricOffer {
-    let endpoint =
-        |n: usize| EndpointOffer { address: json!({ "slot": n }), sq_depth: 512, rq_depth: 256, rail: 0 };
+    FabricOffer { two_sided: None, ..offer_of_both(fabric, lanes) }
+}
+
+/// An offer for both backends.
+pub(crate) fn offer_of_both(fabric: &str, lanes: usize) -> FabricOffer {
     let ring = |n: u64| MemoryOffer { addr: 0x1000 * n, key: n, bytes: 32 * 1024 };
+    let lane = |n: usize| TwoSidedLane { endpoint: endpoint(100 + n), posted: 2 };
     FabricOffer {
         fabric: fabric.into(),
         address: json!("here"),
         max_message_bytes: 4 << 20,
-        immediate: true,
-        control: endpoint(0),
-        lanes: (1..=lanes).map(endpoint).collect(),
-        control_ring: ring(1),
-        rings: (0..lanes as u64).map(|n| ring(2 + n)).collect(),
-        credit_page: MemoryOffer { addr: 0x10, key: 9, bytes: 4096 },
+        one_sided: Some(OneSidedOffer {
+            immediate: true,
+            control: endpoint(0),
+            lanes: (1..=lanes).map(endpoint).collect(),
+            control_ring: ring(1),
+            rings: (0..lanes as u64).map(|n| ring(2 + n)).collect(),
+            credit_page: MemoryOffer { addr: 0x10, key: 9, bytes: 4096 },
+        }),
+        two_sided: Some(TwoSidedOffer {
+            control: endpoint(100),
+            lanes: (1..=lanes).map(lane).collect(),
+            slot_bytes: 64 * 1024,
+            request_depth: 256,
+            notify_window: 1 << 20,
+            message_bytes: 512 * 1024,
+            credit_page: MemoryOffer { addr: 0x20, key: 10, bytes: 1024 },
+        }),
     }
+}
+
+/// An offer for the two-sided backend alone.
+pub(crate) fn two_sided_offer(fabric: &str, lanes: usize) -> FabricOffer {
+    FabricOffer { one_sided: None, ..offer_of_both(fabric, lanes) }
 }
 
 pub(crate) fn hello(own: Instance, to: Instance) -> Hello {
@@ -107,8 +132,8 @@ fn any_epoch() -> impl Strategy<Value = Epoch> {
     (1..=u32::MAX).prop_map(Epoch)
 }
 
-fn any_endpoint() -> impl Strategy<Value = EndpointOffer> {
-    (any::<u64>(), 1..=65_535u32, 1..=4000u32, 0..baton_fabric::MAX_RAILS).prop_map(
+fn any_endpoint(least: u32) -> impl Strategy<Value = EndpointOffer> {
+    (any::<u64>(), least..=65_535u32, least..=4000u32, 0..baton_fabric::MAX_RAILS).prop_map(
         |(port, sq_depth, rq_depth, rail)| EndpointOffer {
             address: json!({ "port": port, "gid": "::1" }),
             sq_depth,
@@ -118,32 +143,54 @@ fn any_endpoint() -> impl Strategy<Value = EndpointOffer> {
     )
 }
 
-fn any_memory() -> impl Strategy<Value = MemoryOffer> {
-    (0..=u64::MAX / 2, any::<u64>(), 64..=1u64 << 30).prop_map(|(addr, key, bytes)| MemoryOffer {
+fn any_memory(least: u64) -> impl Strategy<Value = MemoryOffer> {
+    (0..=u64::MAX / 2, any::<u64>(), least..=1u64 << 30).prop_map(|(addr, key, bytes)| MemoryOffer {
         addr,
         key,
         bytes,
     })
 }
 
-fn any_offer() -> impl Strategy<Value = FabricOffer> {
-    let lanes = prop::collection::vec((any_endpoint(), any_memory()), 1..=16);
-    (any_word(), (4096..=1u64 << 32, any::<bool>()), any_endpoint(), any_memory(), any_memory(), lanes)
-        .prop_map(|(fabric, (max_message_bytes, immediate), control, control_ring, credit_page, lanes)| {
+/// Bytes of the credit page of sixteen lanes.
+const ANY_PAGE: u64 = 272;
+
+fn any_one_sided() -> impl Strategy<Value = OneSidedOffer> {
+    let lanes = prop::collection::vec((any_endpoint(1), any_memory(64)), 1..=16);
+    (any::<bool>(), any_endpoint(1), any_memory(64), any_memory(ANY_PAGE), lanes).prop_map(
+        |(immediate, control, control_ring, credit_page, lanes)| {
             let (lanes, rings) = lanes.into_iter().unzip();
-            let address = json!({ "of": fabric, "list": [1, "two", null] });
-            FabricOffer {
-                fabric,
-                address,
-                max_message_bytes,
-                immediate,
-                control,
-                lanes,
-                control_ring,
-                rings,
-                credit_page,
-            }
-        })
+            OneSidedOffer { immediate, control, lanes, control_ring, rings, credit_page }
+        },
+    )
+}
+
+fn any_two_sided() -> impl Strategy<Value = TwoSidedOffer> {
+    let lane = (any_endpoint(2), any::<u32>())
+        .prop_map(|(endpoint, n)| TwoSidedLane { posted: n % (endpoint.rq_depth + 1), endpoint });
+    let sizes = (128..=1u32 << 24, 1..=1u32 << 20, 0..1u32 << 29, 1..=8u32 << 20);
+    (any_endpoint(8), prop::collection::vec(lane, 1..=16), sizes, any_memory(ANY_PAGE)).prop_map(
+        |(control, lanes, (slot_bytes, request_depth, more, message_bytes), credit_page)| TwoSidedOffer {
+            control,
+            lanes,
+            slot_bytes,
+            request_depth,
+            notify_window: message_bytes + 64 + more,
+            message_bytes,
+            credit_page,
+        },
+    )
+}
+
+pub(crate) fn any_offer() -> impl Strategy<Value = FabricOffer> {
+    let parts = prop_oneof![
+        any_one_sided().prop_map(|part| (Some(part), None)),
+        any_two_sided().prop_map(|part| (None, Some(part))),
+        (any_one_sided(), any_two_sided()).prop_map(|(one, two)| (Some(one), Some(two))),
+    ];
+    (any_word(), 4096..=1u64 << 32, parts).prop_map(|(fabric, max_message_bytes, (one_sided, two_sided))| {
+        let address = json!({ "of": fabric, "list": [1, "two", null] });
+        FabricOffer { fabric, address, max_message_bytes, one_sided, two_sided }
+    })
 }
 
 fn any_progress() -> impl Strategy<Value = Progress> {

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::samples::*;
 use super::*;
 use crate::ids::{Epoch, Instance, RegionId};
-use crate::notify::NotifyMode;
 
 /// HELLO as JSON with one value replaced.
 fn hello_with(pointer: &str, value: Value) -> Vec<u8> {
@@ -18,7 +17,7 @@ fn hello_with(pointer: &str, value: Value) -> Vec<u8> {
 #[test]
 fn a_depth_outside_of_1_to_65535_is_refused_by_name_value_and_limit() {
     for field in ["rq_depth", "sq_depth"] {
-        let pointer = format!("/offers/1/lanes/2/{field}");
+        let pointer = format!("/offers/1/one_sided/lanes/2/{field}");
         for (bad, shown) in [
             (json!(0), "0"),
             (json!(-1), "-1"),
@@ -33,7 +32,10 @@ fn a_depth_outside_of_1_to_65535_is_refused_by_name_value_and_limit() {
             (json!([64]), "a list of 1"),
         ] {
             let text = Message::decode(&hello_with(&pointer, bad)).unwrap_err().to_string();
-            assert!(text.starts_with(&format!("HELLO.offers[1].lanes[2].{field}: {shown} ")), "{text}");
+            assert!(
+                text.starts_with(&format!("HELLO.offers[1].one_sided.lanes[2].{field}: {shown} ")),
+                "{text}"
+            );
             assert!(text.contains("1..=65535"), "{text}");
         }
         for good in [1, 64, 65_535] {
@@ -69,10 +71,19 @@ fn a_field_that_contradicts_its_rule_is_refused_by_name() {
         ("/progress", json!("maybe"), "\"maybe\" is neither"),
         ("/protocol/min", json!(2), "2 is larger than max 1"),
         ("/offers", json!([]), "HELLO.offers: a list of 0 is outside 1..=8"),
-        ("/offers/0/lanes", json!([]), "HELLO.offers[0].lanes: a list of 0 is outside 1..=64"),
-        ("/offers/0/rings", json!([{"addr": 0, "key": 1, "bytes": 64}]), "1 rings for 2 lanes"),
+        (
+            "/offers/0/one_sided/lanes",
+            json!([]),
+            "HELLO.offers[0].one_sided.lanes: a list of 0 is outside 1..=64",
+        ),
+        ("/offers/0/one_sided/rings", json!([{"addr": 0, "key": 1, "bytes": 64}]), "1 rings for 2 lanes"),
         ("/offers/1/fabric", json!("local"), "offered twice"),
-        ("/offers/0/credit_page/addr", json!(u64::MAX), "overflows"),
+        (
+            "/offers/1/one_sided/credit_page/bytes",
+            json!(64),
+            "one_sided.credit_page.bytes: 64 is outside 80..=",
+        ),
+        ("/offers/0/one_sided/credit_page/addr", json!(u64::MAX), "overflows"),
         ("/features", json!(["x".repeat(33)]), "HELLO.features[0]: a string of 33 bytes is outside 1..=32"),
         ("/type", json!("HOWDY"), "\"HOWDY\" is unknown"),
     ] {
@@ -85,15 +96,16 @@ fn a_field_that_contradicts_its_rule_is_refused_by_name() {
 fn the_sum_of_all_recvs_of_a_session_is_limited() {
     let mut message = hello(Instance([1; 16]), Instance([2; 16]));
     let mut big = offer("tcp", 16);
-    big.lanes.iter_mut().for_each(|lane| lane.rq_depth = 65_535);
-    big.control.rq_depth = 16;
+    let part = big.one_sided.as_mut().unwrap();
+    part.lanes.iter_mut().for_each(|lane| lane.rq_depth = 65_535);
+    part.control.rq_depth = 16;
     message.offers = vec![big];
     assert_eq!(message.offers[0].recvs(), MAX_SESSION_RECVS);
     let decode = |hello: &Hello| Message::decode(&Message::Hello(Box::new(hello.clone())).encode());
     decode(&message).unwrap();
-    message.offers[0].control.rq_depth = 17;
+    message.offers[0].one_sided.as_mut().unwrap().control.rq_depth = 17;
     let text = decode(&message).unwrap_err().to_string();
-    assert!(text.contains("sum of rq_depth of 1048577 is outside 1..=1048576"), "{text}");
+    assert!(text.contains("HELLO.offers[0]: a sum of rq_depth of 1048577 is outside 1..=1048576"), "{text}");
 }
 
 #[test]
@@ -101,62 +113,12 @@ fn unknown_keys_and_unknown_refusal_codes_do_not_matter() {
     let bytes = Message::Hello(Box::new(hello(Instance([1; 16]), Instance([2; 16])))).encode();
     let mut object: Value = serde_json::from_slice(&bytes).unwrap();
     object["new_in_version_9"] = json!({"deep": [1]});
-    object["offers"][0]["lanes"][0]["colour"] = json!("red");
+    object["offers"][0]["one_sided"]["lanes"][0]["colour"] = json!("red");
     let decoded = Message::decode(object.to_string().as_bytes()).unwrap();
     assert_eq!(decoded.encode(), bytes);
     let error = br#"{"type":"ERROR","code":"TOO_TIRED","text":"later"}"#;
     let Message::Error(refusal) = Message::decode(error).unwrap() else { panic!("no ERROR") };
     assert_eq!((refusal.code, refusal.text.as_str()), (ErrorCode::Unknown, "later"));
-}
-
-#[test]
-fn negotiation_takes_the_minima_and_is_symmetric() {
-    let (mut a, mut b) = (offer("tcp", 4), offer("tcp", 2));
-    a.lanes[0].rq_depth = 10;
-    b.lanes[1].sq_depth = 20;
-    b.rings[0].bytes = 1024;
-    a.max_message_bytes = 8192;
-    let agreed = negotiate(&a, &b).unwrap();
-    assert_eq!(
-        agreed.lanes,
-        [Depths { sq_depth: 512, rq_depth: 10 }, Depths { sq_depth: 20, rq_depth: 256 }]
-    );
-    assert_eq!(
-        (agreed.ring_bytes.as_slice(), agreed.max_message_bytes),
-        ([1024, 32 * 1024].as_slice(), 8192)
-    );
-    assert_eq!(negotiate(&b, &a).unwrap(), agreed);
-    assert!(negotiate(&a, &offer("local", 2)).is_err());
-}
-
-#[test]
-fn immediates_need_both_sides_and_send_mode_bounds_the_receives() {
-    let (both, mut without) = (offer("tcp", 2), offer("tcp", 2));
-    without.immediate = false;
-    assert_eq!(negotiate(&both, &both).unwrap().notify, NotifyMode::Immediate);
-    for (a, b) in [(&both, &without), (&without, &both), (&without, &without)] {
-        let agreed = negotiate(a, b).unwrap();
-        assert_eq!(agreed.notify, NotifyMode::Send);
-        assert!(agreed.lanes.iter().chain([&agreed.control]).all(|depths| depths.rq_depth == 64));
-        assert_eq!(agreed.control.sq_depth, 512);
-    }
-}
-
-#[test]
-fn an_offer_that_says_nothing_of_immediates_has_them_and_only_a_truth_value_says_otherwise() {
-    let told = |value: Option<Value>| {
-        let mut offer = serde_json::to_value(offer("tcp", 1)).unwrap();
-        let map = offer.as_object_mut().unwrap();
-        map.remove("immediate");
-        map.extend(value.map(|value| ("immediate".to_owned(), value)));
-        FabricOffer::decode(&offer, "offer".into())
-    };
-    assert!(told(None).unwrap().immediate);
-    assert!(!told(Some(json!(false))).unwrap().immediate);
-    for wrong in [json!(0), json!("true"), json!(null), json!([])] {
-        let text = told(Some(wrong)).unwrap_err().to_string();
-        assert!(text.contains("offer.immediate") && text.contains("true or false"), "{text}");
-    }
 }
 
 #[test]
@@ -262,21 +224,21 @@ fn a_rail_is_0_to_15_and_0_where_none_is_told() {
     let decode = |rail: Option<Value>| {
         let hello = Message::Hello(Box::new(hello(Instance([1; 16]), Instance([2; 16]))));
         let mut object: Value = serde_json::from_slice(&hello.encode()).unwrap();
-        assert!(object["offers"][0]["control"].get("rail").is_none());
+        assert!(object["offers"][0]["one_sided"]["control"].get("rail").is_none());
         if let Some(rail) = rail {
-            object["offers"][0]["lanes"][1]["rail"] = rail;
+            object["offers"][0]["one_sided"]["lanes"][1]["rail"] = rail;
         }
         Message::decode(object.to_string().as_bytes())
     };
     let rail = |message| match message {
-        Message::Hello(hello) => hello.offers[0].lanes[1].rail,
+        Message::Hello(hello) => hello.offers[0].one_sided.as_ref().unwrap().lanes[1].rail,
         other => panic!("{other:?}"),
     };
     assert_eq!(rail(decode(None).unwrap()), 0);
     assert_eq!(rail(decode(Some(json!(15))).unwrap()), 15);
     for bad in [json!(16), json!(-1), json!(256), json!("1"), json!(1.5)] {
         let text = decode(Some(bad)).unwrap_err().to_string();
-        assert!(text.contains("HELLO.offers[0].lanes[1].rail"), "{text}");
+        assert!(text.contains("HELLO.offers[0].one_sided.lanes[1].rail"), "{text}");
     }
 }
 

@@ -23,7 +23,9 @@ use super::notes::{NotesIn, NotesOut};
 use super::outbox::{Flow, Outbox};
 use super::pool::{Pool, SlotId};
 use super::report::{TwoCounters, TwoEnd, TwoEvent, TwoViolation, XferFailure};
-use super::setup::{DataSend, PlaceJob, Source, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup};
+use super::setup::{
+    DataSend, PlaceJob, Source, Span, Ticket, TwoAction, TwoLimits, TwoMemory, TwoSetup, TwoSetupError,
+};
 use crate::credit::SendCredit;
 use crate::ids::{LaneId, Nanos};
 use crate::ledger::Ledger;
@@ -54,6 +56,26 @@ impl Durable {
             notes_out: NotesOut::new(),
             notes_in: NotesIn::new(limits.notes()),
             request_known: limits.request_depth.into(),
+        }
+    }
+
+    /// Whether a next epoch may be begun with what was agreed for it: a session keeps what its transfers and notifications began
+    /// with. A peer has a say in it, so ask before [`Channel::new`].
+    ///
+    /// # Errors
+    /// The first number that is another.
+    pub fn check(&self, limits: &TwoLimits) -> Result<(), TwoSetupError> {
+        let had = &self.limits;
+        let numbers = [
+            ("the request depth of a resumed session", had.request_depth, limits.request_depth),
+            ("the notification window of a resumed session", had.notify_window, limits.notify_window),
+            ("the longest notification of a resumed session", had.message_bytes, limits.message_bytes),
+        ];
+        match numbers.into_iter().find(|(_, had, now)| had != now) {
+            None => Ok(()),
+            Some((what, _, now)) => {
+                Err(TwoSetupError { what, value: now.into(), need: "what it was in the epochs before" })
+            }
         }
     }
 
@@ -171,13 +193,12 @@ enum Step {
 impl Channel {
     /// Begins an epoch, the first of a session with [`Durable::new`]. The limits must be the same in all its epochs.
     ///
-    /// Panics where [`TwoSetup::check`] fails: ask it first about what a peer had a say in.
+    /// Panics where [`TwoSetup::check`] or [`Durable::check`] fails: ask them first about what a peer had a say in.
     pub fn new(setup: TwoSetup, durable: Durable, now: Nanos) -> Channel {
-        if let Err(error) = setup.check() {
+        let limits = setup.limits;
+        if let Err(error) = setup.check().and_then(|()| durable.check(&limits)) {
             panic!("{error}");
         }
-        let limits = setup.limits;
-        assert_eq!(limits.request_depth, durable.limits.request_depth, "a session keeps its depth");
         let begun = durable.outbox.next_id() - 1;
         let lanes = (0..).zip(&setup.lanes).map(|(n, lane)| LanePort::new(LaneId(n), lane, &limits, now));
         Channel {
