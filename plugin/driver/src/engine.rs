@@ -8,7 +8,7 @@ use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
-use crate::peer::{Conn, Peer, check_message};
+use crate::peer::{Conn, Peer, PeerState, check_message};
 use crate::progress::{POLL_BATCH, Routes};
 use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
@@ -22,7 +22,7 @@ use baton_core::peer::EndReason;
 use baton_core::registry::{LoadEffect, Registry, RegistryLimits};
 use baton_core::wire::{ConnInfo, ProtocolRange, SessionKey, check_name};
 use baton_fabric::{Completion, Fabric};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -210,9 +210,22 @@ impl Driver {
             return Ok(true);
         }
         let peer = self.shared.peer_named(name)?;
-        let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
         let mut state = peer.state.lock();
         state.last_error = None;
+        // Also when back-off makes the attempt begin later, somebody waits for it.
+        state.callers += 1;
+        let connected = self.wait_connected(&peer, &mut state, timeout_ms);
+        state.callers -= 1;
+        connected
+    }
+
+    fn wait_connected(
+        &self,
+        peer: &Arc<Peer>,
+        state: &mut MutexGuard<'_, PeerState>,
+        timeout_ms: u32,
+    ) -> Result<bool> {
+        let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
         loop {
             if state.outgoing().is_some() {
                 return Ok(true);
@@ -220,15 +233,14 @@ impl Driver {
             if let Some(error) = state.last_error.clone() {
                 return Err(error);
             }
-            self.shared.start_connect(&peer, &mut state);
+            self.shared.start_connect(peer, state);
             if timeout_ms == 0 {
                 return Ok(false);
             }
-            if peer.changed.wait_until(&mut state, deadline).timed_out() && state.outgoing().is_none() {
-                return Err(state
-                    .last_error
-                    .clone()
-                    .unwrap_or_else(|| err!(Timeout, "no session with {name} after {timeout_ms} ms")));
+            if peer.changed.wait_until(state, deadline).timed_out() && state.outgoing().is_none() {
+                return Err(state.last_error.clone().unwrap_or_else(|| {
+                    err!(Timeout, "no session with {} after {timeout_ms} ms", peer.name())
+                }));
             }
         }
     }

@@ -63,6 +63,8 @@ pub(crate) struct PeerState {
     pub waiting: VecDeque<Arc<Xfer>>,
     /// What waits is failed at that time at the latest; 0 when nothing waits.
     pub waiting_until: Nanos,
+    /// Calls of the host that wait for a connection.
+    pub callers: u32,
     /// Next time to ask the machine for a connection.
     pub retry_at: Option<Nanos>,
     /// Error of the last failed attempt.
@@ -127,6 +129,7 @@ impl Peer {
                 inflight: Vec::with_capacity(64),
                 free_tokens: Vec::with_capacity(64),
                 waiting: VecDeque::with_capacity(16),
+                callers: 0,
                 waiting_until: Nanos(0),
                 retry_at: None,
                 last_error: None,
@@ -204,9 +207,9 @@ impl PeerState {
         self.inflight.iter().position(|slot| slot.as_ref().is_some_and(|other| Arc::ptr_eq(other, xfer)))
     }
 
-    /// Whether somebody wants a connection for outgoing work.
+    /// Whether somebody wants a connection, for outgoing work or because the host asked for one.
     pub fn wants_connection(&self) -> bool {
-        !self.waiting.is_empty() || !self.carry.waiting().is_empty() || self.rest.waits()
+        self.callers > 0 || !self.waiting.is_empty() || !self.carry.waiting().is_empty() || self.rest.waits()
     }
 
     /// Takes completions of one endpoint to whoever owns it: the session, or an attempt that waits for ACCEPT.
