@@ -5,6 +5,7 @@
 
 mod columns;
 mod curves;
+mod figures;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod records;
@@ -14,6 +15,7 @@ mod stats;
 
 pub use columns::{Columns, ratios, table_of};
 pub use curves::{Curve, Panel, Point, panels, points_of};
+pub use figures::{Figures, FiguresRecord, condense_figures, table_of_figures};
 pub use records::{Peer, Record, Sample, condense, table};
 pub use rivals::{Rivalry, side_by_side};
 pub use row::{Round, Rounds, Row, rows_from_csv, rows_to_csv};

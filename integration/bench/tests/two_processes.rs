@@ -64,6 +64,19 @@ fn all_ways_to_prepare_and_to_batch_move_the_same_blocks_pipelined() {
 }
 
 #[test]
+fn the_bare_loop_and_memcpy_move_the_same_blocks_and_come_first_and_last() {
+    let rows = rows("--fabric local --sizes 4096,24 --batch 5 --iters 16 --rounds 3 --enable-notification --rivals");
+    let arms: Vec<&str> = rows.iter().take(5).map(|row| row.arm.as_str()).collect();
+    assert_eq!(arms, ["bare", "baton imm", "bare x2", "memcpy", "memcpy x2"]);
+    assert_eq!(rows.len(), 2 * 2 * 5);
+    for row in &rows {
+        assert_eq!((row.iters, row.rounds, row.batch), (18, 3, 5), "{row:?}");
+        assert!(row.gb_per_s > 0.0 && row.lat_min_us > 0.0, "{row:?}");
+        assert_eq!(row.ratio.is_none(), row.arm == "bare", "{row:?}");
+    }
+}
+
+#[test]
 fn lists_of_blocks_move_the_same_blocks_as_descriptors() {
     let rows = rows(
         "--fabric tcp --sizes 4096 --batch 6 --iters 8 --rounds 2 --prepare-each --prepare-once --enable-sess --disable-sess",

@@ -10,8 +10,11 @@ use clap::{Parser, Subcommand};
 
 mod artifacts;
 mod bench;
+mod bench_copies;
+mod bench_figures;
 mod bench_peers;
 mod bench_verbs;
+mod contest;
 mod counts;
 mod demo;
 mod elf;
@@ -84,6 +87,12 @@ enum BenchWhich {
     Nixl(bench::Options),
     /// The same work through Baton, stock UCX and Mooncake over TCP, side by side: `cargo xtask bench peers -- OPTIONS`.
     Peers(bench_peers::Options),
+    /// One request of 120,000 descriptors in random order: created, posted, done; Baton against stock UCX through NIXL.
+    Many(bench_figures::Many),
+    /// How long a notification takes one way: Baton against stock UCX through NIXL.
+    Notify(bench_figures::Notify),
+    /// The engine on one host against a bare loop of process_vm_readv over the same blocks, and memcpy.
+    Copies(bench_copies::Options),
     /// The engine over RDMA against perftest and Mooncake, two processes in the guest.
     Verbs(bench_verbs::Options),
 }
@@ -99,6 +108,9 @@ fn dispatch(command: Command) -> Outcome<()> {
         }
         Command::Bench { which: BenchWhich::Nixl(options) } => bench::run(&options),
         Command::Bench { which: BenchWhich::Peers(options) } => bench_peers::bench(&options),
+        Command::Bench { which: BenchWhich::Many(options) } => bench_figures::many(&options),
+        Command::Bench { which: BenchWhich::Notify(options) } => bench_figures::notify(&options),
+        Command::Bench { which: BenchWhich::Copies(options) } => bench_copies::bench(&options),
         Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
         Command::Counts { update } => counts::counts(update),
         Command::Header { check } => header::header(check),

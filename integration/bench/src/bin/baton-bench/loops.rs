@@ -62,7 +62,8 @@ pub struct Laps {
     pub times: Rounds,
 }
 
-fn us(time: Duration) -> f64 {
+/// Microseconds.
+pub fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 

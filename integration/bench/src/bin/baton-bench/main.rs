@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod bare;
 mod cpu;
 #[cfg(feature = "plot")]
 mod curves;
@@ -15,6 +16,7 @@ mod peers;
 mod perftest;
 mod plan;
 mod remote;
+mod rivals;
 mod run;
 mod target;
 mod verbs;

@@ -106,6 +106,28 @@ impl Pool {
         (0..blocks).map(block).collect()
     }
 
+    /// How blocks lie in it.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The address of a byte.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.layout.bytes(), "{offset} is not in {:?}", self.layout);
+        // SAFETY: within the words, which the assertion says.
+        unsafe { self.words.as_ptr().cast_mut().cast::<u8>().add(offset) }
+    }
+
+    /// Copies a block from other memory of this process, while nobody else accesses either block.
+    pub fn copy_from(&self, other: &Pool, to: usize, from: usize, size: usize) {
+        let ends = to.checked_add(size).zip(from.checked_add(size));
+        let fits = ends.is_some_and(|(to, from)| to <= self.layout.bytes() && from <= other.layout.bytes());
+        assert!(fits && !std::ptr::eq(self, other), "{size} bytes from {from} to {to} do not fit");
+        // SAFETY: both ranges are within the words of two pools, which do not overlap; words may be written through
+        // a shared reference, and the caller sees to it that nobody accesses them meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(other.at(from), self.at(to), size) };
+    }
+
     /// Fills everything, gaps included.
     pub fn fill(&self, seed: u64) {
         for (index, word) in self.words.iter().enumerate() {

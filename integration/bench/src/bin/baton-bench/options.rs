@@ -118,6 +118,10 @@ pub struct Options {
     /// WRITEs of 1 KiB to 1 MiB without notification, with SEND and with immediates; by default one block at a time and without a message.
     #[arg(long, conflicts_with_all = ["sizes", "notify", "enable_notification"])]
     pub seed_table: bool,
+    /// Also moves the same blocks without an engine: pulled by a bare loop of process_vm_readv in the process that is
+    /// written to, and by memcpy within one process, each by one thread and by two. Ratios are to the bare loop.
+    #[arg(long)]
+    pub rivals: bool,
     /// Which tables are printed, separated by commas.
     #[arg(long, value_enum, default_value = "nixlbench,bench-engine,baton", value_delimiter = ',')]
     pub columns: Vec<ColumnsWord>,
@@ -243,6 +247,17 @@ impl Options {
         for (name, flag) in [("notify", "--notify"), ("lanes", "--lanes"), ("fabric", "--fabric")] {
             if self.settings.set.iter().any(|(one, _)| one == name) {
                 return Err(format!("--set {name}=…: use {flag}"));
+            }
+        }
+        if self.rivals {
+            let both = [("--threads", self.threads), ("--depth", self.depth)];
+            if let Some((flag, number)) = both.into_iter().find(|(_, number)| *number != 1) {
+                return Err(format!("--rivals with {flag} {number}: they do one iteration after the other"));
+            }
+            if self.target_command.is_some() {
+                return Err(
+                    "--rivals with --target-command: they need both processes on this machine".to_owned()
+                );
             }
         }
         let two = self.json.as_deref().zip(self.csv.as_deref());

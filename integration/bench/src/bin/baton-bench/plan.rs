@@ -90,7 +90,12 @@ impl Plan {
             let loops = plan.loops(options, *case)?;
             let bytes = case.layout(options, loops).bytes() as u64;
             // Both sides are here, and the machine has other things to do.
-            let limit = if options.target_command.is_none() { available / 8 * 3 } else { available / 4 * 3 };
+            let limit = match (&options.target_command, options.rivals) {
+                (Some(_), _) => available / 4 * 3,
+                (None, false) => available / 8 * 3,
+                // A third of it for what is copied within this process.
+                (None, true) => available / 4,
+            };
             if bytes > limit {
                 let (size, batch, mib) = (case.size, case.batch, |bytes: u64| bytes >> 20);
                 return Err(format!(

@@ -75,6 +75,9 @@ fn contradictions_are_refused() {
     refused("--seed-table --notify imm", &["--seed-table", "--notify"]);
     refused("--iters 3 --rounds 7", &["--iters 3", "--rounds 7"]);
     refused("--iters 3 --threads 4", &["--iters 3", "--threads 4"]);
+    refused("--rivals --threads 2", &["--rivals", "--threads 2", "one iteration after the other"]);
+    refused("--rivals --depth 2", &["--rivals", "--depth 2"]);
+    refused("--rivals --target-command ssh", &["--rivals", "--target-command", "on this machine"]);
     refused("--requests 2 --depth 4", &["--requests 2", "--depth 4"]);
     refused("--set notify=send", &["--set notify", "--notify"]);
     refused("--set verbose", &["--set", "NAME=VALUE"]);

@@ -73,6 +73,11 @@ impl Remote {
         self.ask(order).map(drop)
     }
 
+    /// Its process, where it was started on this machine.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// CPU time of its process so far.
     pub fn cpu(&mut self) -> Outcome<Duration> {
         match self.ask(&Order::Cpu)? {

@@ -7,18 +7,22 @@ use baton_bench::{Columns, Round, Rounds, Row, Summary, ratios, rows_to_csv, tab
 use baton_host::{Engine, ErrorCode, RemoteRegion, Status};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bare::Words;
 use crate::engine::name;
-use crate::loops::{Bench, Blocks, Lists, absorb};
+use crate::loops::{Bench, Blocks, Laps, Lists, absorb};
 use crate::memory::{Layout, Pool};
 use crate::options::{ColumnsWord, Notify, OpWord, Options};
 use crate::plan::{Arm, Case, Loops, Plan, available_memory};
 use crate::remote::Remote;
+use crate::rivals::{Bout, Field, Kind, RIVALS};
 use crate::target::{Answer, Order, SIDE};
 use crate::{Outcome, cpu};
 
 /// Seeds of both sides' memory.
 const OWN: u64 = 1;
 const THEIRS: u64 = 2;
+/// Of what is copied to within this process.
+const COPY: u64 = 3;
 
 /// What a session turned out to be.
 struct Session {
@@ -38,9 +42,17 @@ struct Run<'a> {
 /// Memory of one case on both sides.
 struct Held {
     pool: Pool,
+    /// Where the target's starts.
+    base: u64,
     /// For each engine: the target's memory, and where each iteration's blocks are.
     _regions: Vec<RemoteRegion>,
     blocks: Vec<Vec<Blocks>>,
+}
+
+/// Somebody who takes turns with others in one case.
+enum Contender<'a> {
+    Engine(Bench<'a>),
+    Rival(Bout<'a>),
 }
 
 /// A case of an arm with everything that was measured of it.
@@ -124,7 +136,7 @@ impl Run<'_> {
             blocks.push((0..layout.requests).map(of).collect());
             regions.push(region);
         }
-        Ok(Held { pool, _regions: regions, blocks })
+        Ok(Held { pool, base: addr, _regions: regions, blocks })
     }
 
     /// Everything that an arm needs for a case; also how long preparing each iteration took.
@@ -164,23 +176,12 @@ impl Run<'_> {
         if warmup > 0 {
             bench.run(threads as usize, warmup)?;
         }
-        let (theirs, ours, machine) = (remote.cpu()?, cpu::of_process(), cpu::of_machine());
-        let laps = bench.run(threads as usize, iters)?;
-        let (ours_then, machine_then) = (cpu::of_process(), cpu::of_machine());
-        let cpu = (ours_then + remote.cpu()?).saturating_sub(ours + theirs);
+        let times = measured(remote, iters * threads, |_| bench.run(threads as usize, iters))?;
         if listens {
             let each = if bench.arm.batched { 1 } else { bench.blocks[0].local.len() as u64 };
             let told = if bench.arm.notify == Notify::Off { 0 } else { each };
             remote.tell(&Order::Heard((warmup + iters) * threads * told))?;
         }
-        let mut times = laps.times;
-        times.rounds = vec![Round {
-            iters: iters * threads,
-            took_s: (laps.ended - laps.started).as_secs_f64(),
-            cpu_s: cpu.as_secs_f64(),
-            machine_cpu_s: machine_then.saturating_sub(machine).as_secs_f64(),
-            p50_us: Summary::of(times.latency_us.clone()).p50,
-        }];
         Ok(times)
     }
 
@@ -198,10 +199,41 @@ impl Run<'_> {
         }
     }
 
+    /// What moves blocks without an engine, in the order in which it stands before and after the arms.
+    fn field<'a>(&self, case: Case, held: &'a Held) -> Outcome<Field<'a>> {
+        Ok(Field {
+            own: &held.pool,
+            copy: Pool::new(&[], held.pool.layout())?,
+            words: Words::new()?,
+            base: held.base,
+            writes: case.op == OpWord::Write,
+            patience: Duration::from_secs(self.options.patience),
+        })
+    }
+
+    /// Whether a rival moves every byte.
+    fn check_rival(
+        &self,
+        remote: &mut Remote,
+        bout: &mut Bout<'_>,
+        requests: u64,
+        op: OpWord,
+    ) -> Outcome<()> {
+        let Field { own, copy, writes, .. } = bout.field;
+        self.fill(remote, own)?;
+        copy.fill(COPY);
+        rival_round(remote, bout, 0, requests)?;
+        match bout.rival.kind {
+            Kind::Memcpy => copy.check(COPY, OWN, *writes),
+            Kind::Bare => self.compare(remote, own, op),
+        }
+    }
+
     /// One case: every arm prepares and is checked, then they take turns.
     fn case(&self, remote: &mut Remote, case: Case, progress: &ProgressBar) -> Outcome<Vec<Measured>> {
         let loops = self.plan.loops(self.options, case)?;
         let held = self.hold(remote, case.layout(self.options, loops))?;
+        let field = self.options.rivals.then(|| self.field(case, &held)).transpose()?;
         let mut arms = Vec::new();
         for arm in &self.plan.arms {
             let (mut bench, prep_us) = self.bench(*arm, case, &held.blocks[arm.engine])?;
@@ -211,7 +243,18 @@ impl Run<'_> {
                 let wrong = |reason| format!("{}: {reason}", self.plan.label(*arm));
                 self.compare(remote, &held.pool, case.op).map_err(wrong)?;
             }
-            arms.push((bench, Rounds { prep_us, ..Rounds::default() }));
+            arms.push((Contender::Engine(bench), Rounds { prep_us, ..Rounds::default() }));
+        }
+        for (number, rival) in field.iter().flat_map(|_| RIVALS).enumerate() {
+            let Some(field) = &field else { break };
+            let mut bout = Bout { rival, field, begun: 0 };
+            if self.options.check {
+                let wrong = |reason| format!("{}: {reason}", rival.label());
+                self.check_rival(remote, &mut bout, loops.requests, case.op).map_err(wrong)?;
+            }
+            // The first one is what all others are compared with.
+            let at = if number == 0 { 0 } else { arms.len() };
+            arms.insert(at, (Contender::Rival(bout), Rounds::default()));
         }
         if self.options.check {
             self.fill(remote, &held.pool)?;
@@ -220,8 +263,12 @@ impl Run<'_> {
             // Not always the same one after the same other.
             let count = arms.len();
             for turn in 0..count {
-                let (bench, measured) = &mut arms[(turn + round as usize) % count];
-                absorb(measured, self.round(remote, bench, loops.warmup, loops.iters)?);
+                let (contender, measured) = &mut arms[(turn + round as usize) % count];
+                let times = match contender {
+                    Contender::Engine(bench) => self.round(remote, bench, loops.warmup, loops.iters)?,
+                    Contender::Rival(bout) => rival_round(remote, bout, loops.warmup, loops.iters)?,
+                };
+                absorb(measured, times);
                 progress.inc(1);
             }
         }
@@ -230,10 +277,13 @@ impl Run<'_> {
             self.compare(remote, &held.pool, case.op)?;
         }
         let mut rows: Vec<Measured> = Vec::new();
-        for (bench, rounds) in arms {
+        for (contender, rounds) in arms {
             let first = rows.first().map(|first| &first.rounds);
-            let row = self.describe(bench.arm, case).measured(rounds.clone(), first);
-            rows.push(Measured { row, rounds });
+            let row = match contender {
+                Contender::Engine(bench) => self.describe(bench.arm, case),
+                Contender::Rival(bout) => describe_rival(&bout, case),
+            };
+            rows.push(Measured { row: row.measured(rounds.clone(), first), rounds });
         }
         Ok(rows)
     }
@@ -241,7 +291,11 @@ impl Run<'_> {
     fn describe(&self, arm: Arm, case: Case) -> Row {
         let session = &self.sessions[arm.engine];
         Row {
-            arm: self.plan.label(arm),
+            arm: if self.options.rivals {
+                format!("baton {}", self.plan.label(arm))
+            } else {
+                self.plan.label(arm)
+            },
             backend: self.options.backend.word().to_owned(),
             fabric: session.fabric.clone(),
             op: case.op.word().to_owned(),
@@ -259,12 +313,69 @@ impl Run<'_> {
     }
 }
 
+/// The iterations of one round that count, `iters` in all, with what they cost.
+fn measured(
+    remote: &mut Remote,
+    iters: u64,
+    run: impl FnOnce(&mut Remote) -> Outcome<Laps>,
+) -> Outcome<Rounds> {
+    let (theirs, ours, machine) = (remote.cpu()?, cpu::of_process(), cpu::of_machine());
+    let laps = run(remote)?;
+    let (ours_then, machine_then) = (cpu::of_process(), cpu::of_machine());
+    let cpu = (ours_then + remote.cpu()?).saturating_sub(ours + theirs);
+    let mut times = laps.times;
+    times.rounds = vec![Round {
+        iters,
+        took_s: (laps.ended - laps.started).as_secs_f64(),
+        cpu_s: cpu.as_secs_f64(),
+        machine_cpu_s: machine_then.saturating_sub(machine).as_secs_f64(),
+        p50_us: Summary::of(times.latency_us.clone()).p50,
+    }];
+    Ok(times)
+}
+
+/// The same as a round of an arm, without an engine.
+fn rival_round(remote: &mut Remote, bout: &mut Bout<'_>, warmup: u64, iters: u64) -> Outcome<Rounds> {
+    bout.begin(remote)?;
+    let times = (|| {
+        if warmup > 0 {
+            bout.run(remote.pid(), 0, warmup)?;
+        }
+        measured(remote, iters, |remote| bout.run(remote.pid(), warmup, iters))
+    })();
+    // Where the target failed, it knows why.
+    bout.end(remote)?;
+    times
+}
+
+fn describe_rival(bout: &Bout<'_>, case: Case) -> Row {
+    let (fabric, notify) = match bout.rival.kind {
+        Kind::Bare => ("process_vm_readv", "word"),
+        Kind::Memcpy => ("memcpy", "off"),
+    };
+    Row {
+        arm: bout.rival.label(),
+        backend: "none".to_owned(),
+        fabric: fabric.to_owned(),
+        op: case.op.word().to_owned(),
+        notify: notify.to_owned(),
+        prepare: "once".to_owned(),
+        transfer: "batch".to_owned(),
+        threads: bout.rival.threads as u64,
+        depth: 1,
+        size_bytes: case.size,
+        batch: case.batch,
+        ..Row::default()
+    }
+}
+
 /// Drawn on a terminal only.
 fn progress(plan: &Plan, options: &Options) -> Outcome<ProgressBar> {
     let loops: Vec<Loops> =
         plan.cases.iter().map(|case| plan.loops(options, *case)).collect::<Outcome<_>>()?;
     let rounds: u64 = loops.iter().map(|loops| loops.rounds).sum();
-    let bar = ProgressBar::new(rounds * plan.arms.len() as u64);
+    let rivals = if options.rivals { RIVALS.len() } else { 0 };
+    let bar = ProgressBar::new(rounds * (plan.arms.len() + rivals) as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
     Ok(bar.with_style(style.map_err(|error| error.to_string())?))
 }

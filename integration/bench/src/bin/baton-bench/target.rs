@@ -10,6 +10,7 @@ use baton_host::Engine;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use crate::bare::{Answering, Work};
 use crate::engine::{Settings, Setup, name};
 use crate::memory::{Layout, Pool};
 use crate::{Outcome, cpu};
@@ -47,6 +48,10 @@ pub enum Order {
     Listen(usize),
     /// Wait until so many have come since then, and stop.
     Heard(u64),
+    /// Begin to do what a bare loop of the initiator asks for by words in a shared page.
+    Answer(Work),
+    /// Wait until its threads, which were told to end, have done so.
+    Answered,
     /// Tell the CPU time so far.
     Cpu,
 }
@@ -83,7 +88,8 @@ struct Target<'a> {
     options: &'a Options,
     look: Duration,
     // Dropped before the engines.
-    pool: Option<Pool>,
+    pool: Option<Arc<Pool>>,
+    answering: Option<Answering>,
     listener: Option<Listener>,
     engines: Vec<Engine>,
 }
@@ -141,6 +147,10 @@ impl Target<'_> {
                 let listener = self.listener.take().ok_or("it was not told to listen")?;
                 listener.end(count, self.look)?;
             }
+            Order::Answer(work) => {
+                self.answering = Some(Answering::start(self.pool.as_ref().ok_or_else(pool)?, &work)?);
+            }
+            Order::Answered => self.answering.take().ok_or("it was not told to answer")?.end()?,
             Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
         }
         Ok(Answer::Done)
@@ -156,7 +166,7 @@ impl Target<'_> {
 
     fn hold(&mut self, layout: Layout) -> Outcome<Answer> {
         self.pool = None;
-        let pool = self.pool.insert(Pool::new(&self.engines, layout)?);
+        let pool = self.pool.insert(Arc::new(Pool::new(&self.engines, layout)?));
         let blobs = pool.regions().iter().map(|region| region.export().map_err(|error| error.to_string()));
         let addr = pool.regions().first().ok_or("no engine yet")?.addr();
         Ok(Answer::Memory { blobs: blobs.collect::<Outcome<_>>()?, addr })
@@ -172,7 +182,8 @@ fn say(answer: &Answer) -> Outcome<()> {
 /// Obeys until its input ends.
 pub fn serve(options: &Options) -> Outcome<()> {
     let look = Duration::from_micros(options.look_us);
-    let mut target = Target { options, look, pool: None, listener: None, engines: Vec::new() };
+    let mut target =
+        Target { options, look, pool: None, answering: None, listener: None, engines: Vec::new() };
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
         let order = serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))?;
