@@ -65,7 +65,8 @@ fn all_ways_to_prepare_and_to_batch_move_the_same_blocks_pipelined() {
 
 #[test]
 fn the_bare_loop_and_memcpy_move_the_same_blocks_and_come_first_and_last() {
-    let rows = rows("--fabric local --sizes 4096,24 --batch 5 --iters 16 --rounds 3 --enable-notification --rivals");
+    let rows =
+        rows("--fabric local --sizes 4096,24 --batch 5 --iters 16 --rounds 3 --enable-notification --rivals");
     let arms: Vec<&str> = rows.iter().take(5).map(|row| row.arm.as_str()).collect();
     assert_eq!(arms, ["bare", "baton imm", "bare x2", "memcpy", "memcpy x2"]);
     assert_eq!(rows.len(), 2 * 2 * 5);

@@ -53,11 +53,11 @@ class Case:
         lists, arrived = self.prepare(seed)
         agent, now = self.here.agent, time.perf_counter
         self.there.start("hear", "initiator", 1)
-        cpu, started = self.here.cpu_seconds(), now()
+        cpu, held, started = self.here.cpu_seconds(), time.thread_time(), now()
         handle = agent.initialize_xfer(self.op, *lists, "target", b"blocks are there", [self.here.backend])
         created = now()
         state = agent.transfer(handle)
-        posted = now()
+        posted, held = now(), time.thread_time() - held
         while state == "PROC":
             state = agent.check_xfer_state(handle)
         done = now()
@@ -71,6 +71,7 @@ class Case:
             "create_ms": (created - started) * 1e3,
             "post_ms": (posted - created) * 1e3,
             "caller_ms": (posted - started) * 1e3,
+            "caller_cpu_ms": held * 1e3,
             "done_ms": (done - started) * 1e3,
             "own_cpu_s": cpu,
         }

@@ -87,7 +87,7 @@ pub fn many(options: &Many) -> Outcome<()> {
     let numbers = [count, size, repeats].map(u32::to_string);
     let words = vec!["--count", &numbers[0], "--size", &numbers[1], "--repeats", &numbers[2]];
     let what = format!("{count} x {size} B in random order, created, posted, done; every byte compared");
-    let columns = ["create_ms", "post_ms", "caller_ms", "done_ms", "cpu_s"];
+    let columns = ["create_ms", "post_ms", "caller_ms", "caller_cpu_ms", "done_ms", "cpu_s"];
     options.common.run(&contest, &what, ("bench_many.py", words), &columns, &["done_ms"])
 }
 
