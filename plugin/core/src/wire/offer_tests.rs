@@ -108,10 +108,10 @@ fn what_a_two_sided_channel_cannot_work_with_is_refused_by_name_value_and_limit(
 
 #[test]
 fn messages_longer_than_the_window_or_the_protocol_takes_are_refused() {
-    let text = refusal("/two_sided/message_bytes", json!((8 << 20) + 1));
-    assert!(text.contains("two_sided.message_bytes: 8388609 is outside 1..=8388608"), "{text}");
+    let text = refusal("/two_sided/message_bytes", json!((8 << 20) + 17));
+    assert!(text.contains("two_sided.message_bytes: 8388625 is outside 1..=8388624"), "{text}");
     let text = refusal("/two_sided/message_bytes", json!(0));
-    assert!(text.contains("two_sided.message_bytes: 0 is outside 1..=8388608"), "{text}");
+    assert!(text.contains("two_sided.message_bytes: 0 is outside 1..=8388624"), "{text}");
     let text = refusal("/two_sided/message_bytes", json!(1 << 20));
     assert!(text.contains("two_sided.notify_window: 1048576 is outside 1048640..=1073741824"), "{text}");
 }
