@@ -67,7 +67,7 @@ const CHECKS: &[Check] = &[
         PATIENT,
         200,
     ),
-    quick("two-sided channels", What::Tests("baton-driver", "two_sided", "rdma::"), PATIENT, 150),
+    quick("two-sided channels", What::Tests("baton-driver", "two_sided", "over_rdma"), PATIENT, 200),
     quick("flushing of GPU memory", What::Tests("baton-fabric-verbs", "flush", ""), PATIENT, 60),
     quick("two processes, immediates", What::Tests(TWO.0, TWO.1, "transfers::"), PATIENT, 120),
     quick(
