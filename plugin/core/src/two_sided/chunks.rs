@@ -39,12 +39,13 @@ pub enum CutError {
     },
 }
 
-/// How a transfer's pieces are cut. Both sides cut alike: a chunk never crosses a piece and has at most `chunk_bytes`.
+/// How a transfer's pieces are cut. Both sides cut alike: a chunk never crosses a piece and has at most `chunk_bytes`. Copies share
+/// everything, so one that is kept is submitted again without an allocation.
 #[derive(Clone, Debug)]
 pub struct ChunkMap {
     pieces: Arc<[Piece]>,
     /// First chunk of each piece.
-    first: Box<[u32]>,
+    first: Arc<[u32]>,
     total: u32,
     chunk_bytes: u32,
     bytes: u64,
@@ -100,6 +101,11 @@ impl ChunkMap {
         self.bytes
     }
 
+    /// Bytes of a chunk at most.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
     /// The pieces.
     pub fn pieces(&self) -> &Arc<[Piece]> {
         &self.pieces
@@ -126,10 +132,11 @@ impl ChunkMap {
     }
 }
 
-/// Which chunks are in. It grows to the highest one seen.
+/// Which chunks are in. It grows to the highest one seen; a set of at most 64 needs no memory of its own.
 #[derive(Clone, Debug, Default)]
 pub struct ChunkSet {
-    words: Vec<u64>,
+    first: u64,
+    more: Vec<u64>,
     count: u32,
 }
 
@@ -141,27 +148,32 @@ impl ChunkSet {
 
     /// Bytes of its own that it would have with chunk `nth` in it.
     pub fn bytes_with(&self, nth: u32) -> usize {
-        self.words.len().max(nth as usize / 64 + 1) * 8
+        self.more.len().max(nth as usize / 64) * 8
     }
 
     /// Bytes of its own.
     pub fn bytes(&self) -> usize {
-        self.words.len() * 8
+        self.more.len() * 8
     }
 
     /// Whether it is in.
     pub fn contains(&self, nth: u32) -> bool {
-        self.words.get(nth as usize / 64).is_some_and(|word| word >> (nth % 64) & 1 == 1)
+        let word = match nth as usize / 64 {
+            0 => self.first,
+            word => self.more.get(word - 1).copied().unwrap_or(0),
+        };
+        word >> (nth % 64) & 1 == 1
     }
 
     /// `true` the first time.
     pub fn insert(&mut self, nth: u32) -> bool {
-        let (word, bit) = (nth as usize / 64, 1 << (nth % 64));
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
+        let (at, bit) = (nth as usize / 64, 1 << (nth % 64));
+        if at > self.more.len() {
+            self.more.resize(at, 0);
         }
-        let first = self.words[word] & bit == 0;
-        self.words[word] |= bit;
+        let word = if at == 0 { &mut self.first } else { &mut self.more[at - 1] };
+        let first = *word & bit == 0;
+        *word |= bit;
         self.count += u32::from(first);
         first
     }

@@ -39,6 +39,8 @@ pub(super) struct Out {
     pub(super) token: u64,
     pub(super) direction: Direction,
     pub(super) map: ChunkMap,
+    /// It has a notification; its message until that is queued.
+    pub(super) tells: bool,
     pub(super) message: Option<Vec<u8>>,
     /// 0: not begun.
     pub(super) id: u64,
@@ -88,7 +90,7 @@ impl Out {
     pub(super) fn is_over(&self) -> bool {
         let quiet = self.in_flight == 0 && self.copying == 0;
         let told = match &self.failure {
-            None => self.is_moved() && (self.message.is_none() || self.note_done),
+            None => self.is_moved() && (!self.tells || self.note_done),
             Some(_) => self.id == 0 || self.abort == Abort::Over,
         };
         quiet && told

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use baton_core::two_sided::channel::Durable;
 use baton_core::two_sided::chunks::Piece;
 use baton_core::two_sided::codec::{Direction, Status};
-use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::pool::{Holder, PeerKey, PoolConfig, SlotId};
 use baton_core::two_sided::report::{TwoEvent, XferFailure};
 use baton_core::two_sided::setup::{Place, TwoLane, TwoLimits, TwoSetup};

@@ -325,11 +325,14 @@ impl Channel {
 
     /// WRITEs of the peer have ended: what waited for them is delivered or dropped.
     fn after_arrival(&mut self) {
-        for (transfer, well) in std::mem::take(&mut self.durable.inbox.ended) {
+        let mut ended = std::mem::take(&mut self.durable.inbox.ended);
+        for (transfer, well) in ended.drain(..) {
             for message in self.durable.notes_in.ended(transfer, well) {
                 self.deliver(message);
             }
         }
+        // Its room is used again.
+        self.durable.inbox.ended = ended;
     }
 
     fn deliver(&mut self, message: Vec<u8>) {

@@ -25,18 +25,43 @@ impl Channel {
         pieces: Arc<[Piece]>,
         message: Option<&[u8]>,
     ) -> Result<(), TwoSubmitError> {
+        self.submit_cut(now, token, direction, ChunkMap::cut(pieces, self.chunk_bytes)?, message)
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    /// The same with pieces that were cut before, for [`Channel::chunk_bytes`]; others are cut anew.
+    ///
+    /// # Errors
+    /// Nothing was taken over.
+    pub fn submit_cut(
+        &mut self,
+        now: Nanos,
+        token: u64,
+        direction: Direction,
+        map: ChunkMap,
+        message: Option<&[u8]>,
+    ) -> Result<(), TwoSubmitError> {
         self.check_message(message.unwrap_or_default())?;
         let (count, limit) = (self.durable.outbox.len() as u64, u64::from(self.setup.limits.max_transfers));
         if count >= limit {
             return Err(TwoSubmitError::TooMany { what: "transfers", count, limit });
         }
-        let map = ChunkMap::cut(pieces, self.chunk_bytes)?;
+        let map = if map.chunk_bytes() == self.chunk_bytes {
+            map
+        } else {
+            ChunkMap::cut(Arc::clone(map.pieces()), self.chunk_bytes)?
+        };
         let empty = map.total() == 0;
         let small = map.bytes() <= self.setup.limits.small_bytes;
         let out = Out {
             token,
             direction,
             map,
+            tells: message.is_some(),
             message: message.map(<[u8]>::to_vec),
             id: 0,
             next: 0,
@@ -116,7 +141,7 @@ impl Channel {
         self.durable.outbox.unqueue(at);
         let withdrawn = self.durable.notes_out.withdraw(Owner::Transfer(at));
         let out = self.durable.outbox.get_mut(at);
-        out.silent |= withdrawn || out.message.is_some() && !out.noted;
+        out.silent |= withdrawn || out.tells && !out.noted;
         out.failure.get_or_insert(failure);
         if !abort {
             out.abort = Abort::Over;
@@ -155,9 +180,8 @@ impl Channel {
         if out.noted {
             return;
         }
-        if let Some(message) = &out.message {
+        if let Some(message) = out.message.take() {
             out.noted = true;
-            let message = message.clone();
             self.durable.notes_out.push(Owner::Transfer(at), after, message, Nanos(u64::MAX));
         }
     }

@@ -445,13 +445,14 @@ impl Inbox {
         if below > self.announced {
             return Err(TransferViolation::Release { below, granted: self.announced });
         }
-        let kept = self.entries.split_off(&below);
-        let gone = std::mem::replace(&mut self.entries, kept);
-        self.ended_entries -= gone.values().filter(|entry| matches!(entry, Entry::Done(_))).count() as u64;
-        self.state_bytes -= gone.values().map(|entry| ENTRY_BYTES + own_bytes(entry)).sum::<usize>();
-        self.ended.extend(
-            gone.iter().filter(|(_, entry)| matches!(entry, Entry::Write(_))).map(|(id, _)| (*id, false)),
-        );
+        while let Some(first) = self.entries.first_entry().filter(|first| *first.key() < below) {
+            let (transfer, entry) = first.remove_entry();
+            self.ended_entries -= u64::from(matches!(entry, Entry::Done(_)));
+            self.state_bytes -= ENTRY_BYTES + own_bytes(&entry);
+            if matches!(entry, Entry::Write(_)) {
+                self.ended.push((transfer, false));
+            }
+        }
         self.floor = below;
         Ok(())
     }
