@@ -119,7 +119,7 @@ fn wrong_settings_are_refused_by_name_and_what_the_engine_lacks_by_the_engine() 
     let refused = Engine::open(options("a").param("fabrik", "tcp")).expect_err("refused");
     assert!(matches!(&refused, OpenError::Select(SelectError::UnknownName { .. })), "{refused}");
     assert_eq!(refused.code(), ErrorCode::InvalidParam);
-    for (name, value) in [("fabric", "verbs"), ("backend", "two-sided")] {
+    for (name, value) in [("fabric", "verbs")] {
         let refused = Engine::open(options("a").param(name, value)).expect_err("refused");
         assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
         let text = refused.to_string();

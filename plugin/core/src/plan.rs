@@ -7,6 +7,7 @@
 
 mod blocks;
 mod order;
+mod overlap;
 
 use baton_fabric::Op;
 

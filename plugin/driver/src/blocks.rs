@@ -145,7 +145,7 @@ impl Driver {
         for side in &remotes {
             side.check_usable().and_then(|()| side.check_permits(op)).map_err(at(remote_handle))?;
         }
-        shared.build_xfer(op, target, picked.plan, locals, remotes)
+        shared.build_xfer(op, target, picked.plan, locals, remotes, None)
     }
 }
 

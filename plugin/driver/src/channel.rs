@@ -61,7 +61,7 @@ impl Channel {
         {
             completions.iter().for_each(|done| one.session.on_completion(now, done, &*one.memory));
         } else if let Some(two) = &mut self.two_sided {
-            completions.iter().for_each(|done| two.exec.on_completion(now, done));
+            two.exec.on_completions(now, completions);
         }
     }
 
@@ -102,13 +102,10 @@ impl Channel {
         }
     }
 
-    /// Announces what the peer may need before the engine sleeps.
+    /// Announces what the peer may need before the engine sleeps; the two-sided path does it whenever nothing more arrives.
     pub fn flush_credit(&mut self) {
         if let Some(one) = &mut self.one_sided {
             one.session.flush_credit();
-        }
-        if let Some(two) = &mut self.two_sided {
-            two.exec.channel.flush();
         }
     }
 

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::listen::ListenSpec;
 use crate::threads::ThreadStart;
 use baton_core::notify::NotifyMode;
-use baton_core::wire::{ConnInfo, ConnInfoError, HostId, MAX_CANDIDATES, MAX_FABRIC_ADDRESS_BYTES};
+use baton_core::wire::{Backends, ConnInfo, ConnInfoError, HostId, MAX_CANDIDATES, MAX_FABRIC_ADDRESS_BYTES};
 use baton_fabric::Fabric;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 pub struct Config {
     /// The agent's name.
     pub agent_name: String,
-    /// The backend in use.
-    pub backend: String,
+    /// The backends in use; with both, the engine chooses for each transfer.
+    pub backends: Backends,
     /// What the host asked for, for `stats`.
     pub requested: String,
     /// Why fabrics that were asked for or could have been are not there.

@@ -191,8 +191,6 @@ impl Shared {
     fn attempt(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) -> std::result::Result<Made, Failed> {
         let info = peer.state.lock().info.clone();
         let info = info.ok_or_else(|| err!(NotFound, "its connection information is not loaded"))?;
-        let theirs = Backends::from_words(&info.backends);
-        self.backends().common(theirs).map_err(|e| err!(RemoteDisconnect, "{e}"))?;
         let deadline = Instant::now() + self.scaled(CONNECT_MS);
         // Fabrics that do not reach the peer, and why.
         let mut passed = Vec::new();
@@ -257,16 +255,19 @@ impl Shared {
             offers: sets.iter().map(|set| set.offer.clone()).collect(),
             features: Vec::new(),
         };
-        let outcome = self.exchange(attempt, &mut stream, hello, &sets);
+        let outcome = self.exchange(attempt, &mut stream, hello, &mut sets);
         let chosen = outcome.as_ref().ok().map(|said| sets.swap_remove(said.chosen));
         sets.into_iter().for_each(|unused| self.abandon(unused));
         let Said { theirs, agreed, established, reader, .. } = outcome?;
-        let set = chosen.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
+        let mut set = chosen.ok_or_else(|| err!(Local, "the chosen fabric's endpoints are missing"))?;
+        set.keep(self, agreed.backends());
         Ok(Made { set, theirs, agreed, established, stream, reader, identity: None, verified: true })
     }
 
     /// Endpoints on every fabric that may reach the peer, in order of preference. One that cannot make them is passed over.
     fn offer(&self, info: &ConnInfo, passed: &mut Vec<(usize, String)>) -> Result<Vec<EndpointSet>> {
+        let theirs = Backends::from_words(&info.backends);
+        let common = self.config.backends.common(theirs).map_err(|e| err!(RemoteDisconnect, "{e}"))?;
         let mut sets = Vec::new();
         for (index, fabric) in self.fabrics.iter().enumerate() {
             let name = fabric.name();
@@ -276,7 +277,7 @@ impl Shared {
                 continue;
             }
             let side = Side::Active(info.addresses.get(name));
-            match EndpointSet::create(fabric, index, side, self.config.notify) {
+            match EndpointSet::create(self, fabric, index, side, common) {
                 Ok(set) => sets.push(set),
                 Err(e) => {
                     self.counters.fallbacks.fetch_add(1, Ordering::Relaxed);
@@ -312,7 +313,7 @@ impl Shared {
         attempt: &Attempt<'_>,
         stream: &mut TcpStream,
         hello: Hello,
-        sets: &[EndpointSet],
+        sets: &mut [EndpointSet],
     ) -> std::result::Result<Said, Failed> {
         let Attempt { peer, info, start, deadline } = *attempt;
         let mut reader = FrameReader::new();
@@ -334,7 +335,7 @@ impl Shared {
                 reply.reply.offer.fabric
             );
         }
-        let set = &sets[chosen];
+        let set = &mut sets[chosen];
         let theirs = reply.reply.offer.clone();
         let agreed = reply.agreed.clone();
         let connected = set
@@ -375,15 +376,15 @@ impl Shared {
         state.pending = Some(PendingAttempt {
             attempt,
             fabric_index: set.fabric_index,
-            endpoints: set.endpoints.clone(),
+            endpoints: set.endpoints().collect(),
             stash: Vec::new(),
         });
-        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+        set.endpoints().for_each(|endpoint| self.routes[set.fabric_index].add(endpoint, peer));
     }
 
     /// Takes the endpoints of a void or failed attempt down.
     pub(crate) fn abandon(&self, set: EndpointSet) {
-        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].remove(*endpoint));
-        set.discard();
+        set.endpoints().for_each(|endpoint| self.routes[set.fabric_index].remove(endpoint));
+        set.discard(self);
     }
 }

@@ -57,7 +57,7 @@ impl Driver {
             host: host.clone(),
             fabrics: fabrics.iter().map(|fabric| fabric.name().to_owned()).collect(),
             addresses: fabric_addresses(&fabrics),
-            backends: vec![config.backend.clone()],
+            backends: config.backends.words().map(str::to_owned).collect(),
             protocol: ProtocolRange::OURS,
             features: Vec::new(),
         };
@@ -72,6 +72,7 @@ impl Driver {
             host,
             clock: Clock::start(),
             routes: fabrics.iter().map(|_| Routes::default()).collect(),
+            served: Arc::default(),
             bounces: Bounces::new(fabrics.len()),
             fabrics,
             registry: RwLock::new(registry),
@@ -89,6 +90,7 @@ impl Driver {
             credit_waiters: Mutex::new(VecDeque::new()),
             credit_waiters_count: AtomicUsize::new(0),
             credit_dirty: Mutex::new(Vec::new()),
+            answers_due: Mutex::new(Vec::new()),
             last_caller_poll_ns: AtomicU64::new(0),
             listener,
             listener_resumes_ns: AtomicU64::new(0),
@@ -129,6 +131,9 @@ impl Driver {
         };
         spawn("baton-service", Shared::service)?;
         spawn("baton-selfcopy", |shared| shared.self_copies.work(shared))?;
+        if self.shared.config.backends.two_sided {
+            spawn("baton-bounce", Shared::tend_bounces)?;
+        }
         if self.shared.config.progress_thread && self.shared.config.spin_us > 0 {
             spawn("baton-progress", Shared::spin)?;
         }
@@ -142,7 +147,7 @@ impl Driver {
             "engine {} ({}): backend {} ({}), fabrics {}, listening on port {port}{}{}",
             shared.own_name,
             shared.instance,
-            shared.config.backend,
+            shared.config.backends,
             shared.config.requested,
             fabrics.join(" then "),
             if shared.config.notes.is_empty() { "" } else { "; passed over: " },

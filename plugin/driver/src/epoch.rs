@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a fenced epoch may take to become quiet (times the timeout scale).
-const DRAIN_MS: u64 = 1000;
+pub(crate) const DRAIN_MS: u64 = 1000;
 /// Between two looks at a draining epoch when its fabric makes no event of it.
 const DRAIN_LOOK_NS: i64 = 1_000_000;
 

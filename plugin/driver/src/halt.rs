@@ -61,7 +61,7 @@ impl Halt {
             // Whoever pulls looks at the list afterwards.
             self.check()?;
             let number = connecting.last().map_or(0, |(last, _)| last + 1);
-            connecting.push((number, (Arc::clone(&set.fabric), set.endpoints.clone())));
+            connecting.push((number, (Arc::clone(&set.fabric), set.endpoints().collect())));
             number
         };
         let connected = connect();

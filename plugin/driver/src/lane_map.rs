@@ -29,6 +29,7 @@ impl LaneMap {
             return Ok(Arc::clone(work));
         }
         let name = self.fabric.name();
+        xfer.refuse_unregistered()?;
         let locals = xfer.locals.iter().map(|mr| mr.key_table(self.fabric_index, name));
         let locals: Vec<_> = locals.collect::<Result<_>>()?;
         let remotes: Vec<_> = xfer.remotes.iter().map(|side| side.key_table(name)).collect::<Result<_>>()?;

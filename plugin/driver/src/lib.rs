@@ -40,6 +40,7 @@ pub mod two_sided;
 mod work;
 
 pub use baton_core::notify::{NotifyMode, Tell};
+pub use baton_core::wire::Backends;
 pub use config::{Candidate, Config};
 pub use engine::Driver;
 pub use error::{Code, Error, Result};
@@ -47,4 +48,4 @@ pub use inbox::{HookFn, HostEvent, Inbox, Notification};
 pub use listen::ListenSpec;
 pub use threads::ThreadStart;
 pub use transfer::{Status, Xfer};
-pub use work::Desc;
+pub use work::{Desc, NO_REGION};

@@ -249,7 +249,7 @@ impl Shared {
                 reasons.push(format!("{}: not enabled here", offer.fabric));
                 continue;
             };
-            let common = self.backends().common(offer.backends());
+            let common = self.config.backends.common(offer.backends());
             let made = common
                 .map_err(|why| err!(RemoteDisconnect, "{why}"))
                 .and_then(|_| {
@@ -276,7 +276,7 @@ impl Shared {
         index: usize,
         offer: &FabricOffer,
     ) -> Result<EndpointSet> {
-        let set = EndpointSet::create(fabric, index, Side::Passive(offer), self.config.notify)?;
+        let mut set = EndpointSet::create(self, fabric, index, Side::Passive(offer), self.config.backends)?;
         let agreed = negotiate(&set.offer, offer).map_err(|e| err!(Protocol, "{e}"));
         match agreed.and_then(|agreed| set.post_recvs(&agreed)) {
             Ok(()) => Ok(set),
@@ -430,7 +430,7 @@ impl Shared {
         let Half { set, theirs, agreed, stream, reader } = half;
         // ACCEPT goes out before the lifeline carries anything else. The peer may send as soon as it has it: the routes
         // stand before, and whoever finds completions waits for this lock.
-        set.endpoints.iter().for_each(|endpoint| self.routes[set.fabric_index].add(*endpoint, peer));
+        set.endpoints().for_each(|endpoint| self.routes[set.fabric_index].add(endpoint, peer));
         let sent = send_frame(&mut answer, &frame, deadline);
         let verified = proof == Proof::Verified;
         let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };

@@ -35,6 +35,8 @@ pub struct Peer {
     pub(crate) changed: Condvar,
     /// The receiver side has something to announce before the engine sleeps.
     pub(crate) credit_dirty: AtomicBool,
+    /// The two-sided path has something to acknowledge once nothing more arrives.
+    pub(crate) answers_due: AtomicBool,
     /// The session waits for the peer's credit page.
     pub(crate) waits_for_credit: AtomicBool,
     /// Last time a completion of this peer was seen, for the lifeline's silence rule.
@@ -140,6 +142,7 @@ impl Peer {
             }),
             changed: Condvar::new(),
             credit_dirty: AtomicBool::new(false),
+            answers_due: AtomicBool::new(false),
             waits_for_credit: AtomicBool::new(false),
             last_completion_ns: AtomicU64::new(0),
             connected: AtomicBool::new(false),

@@ -75,6 +75,9 @@ impl Shared {
         if self.credit_waiters_count.load(Ordering::Relaxed) > 0 {
             self.poll_credit();
         }
+        if !moved {
+            self.flush_answers();
+        }
         moved
     }
 
@@ -93,8 +96,12 @@ impl Shared {
             let mut state = peer.state.lock();
             state.on_completions(now, fabric_index, now_run);
             self.pump(&peer, &mut state);
+            let answers = state.conn.channel().is_some_and(|channel| channel.two_sided.is_some());
             drop(state);
             self.mark_credit_dirty(&peer);
+            if answers && !peer.answers_due.swap(true, Ordering::AcqRel) {
+                self.answers_due.lock().push(peer);
+            }
         }
     }
 
@@ -131,6 +138,20 @@ impl Shared {
     fn mark_credit_dirty(&self, peer: &Arc<Peer>) {
         if !peer.credit_dirty.swap(true, Ordering::AcqRel) {
             self.credit_dirty.lock().push(Arc::clone(peer));
+        }
+    }
+
+    // Two-sided peers wait for acknowledgements, which go out together once nothing more arrives.
+    fn flush_answers(self: &Arc<Self>) {
+        loop {
+            let next = self.answers_due.lock().pop();
+            let Some(peer) = next else { return };
+            peer.answers_due.store(false, Ordering::Release);
+            let mut state = peer.state.lock();
+            if let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
+                two.exec.channel.flush();
+                self.pump(&peer, &mut state);
+            }
         }
     }
 

@@ -117,7 +117,6 @@ impl Mr {
     }
 
     /// Counts one more use of a peer's, which may still begin while the region is being withdrawn; [`Mr::unpin`] ends it.
-    #[allow(dead_code, reason = "no handshake makes a two-sided path yet")]
     pub(crate) fn hold(&self) {
         self.pins.fetch_add(1, Ordering::AcqRel);
     }

@@ -17,11 +17,11 @@ use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::spin::Spinner;
 use crate::threads::Threads;
-use crate::two_sided::Bounces;
+use crate::two_sided::{Bounces, Served};
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
-use baton_core::wire::{Backends, HostId, SessionKey, check_name};
+use baton_core::wire::{HostId, SessionKey, check_name};
 use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, Fabric};
 use parking_lot::{Mutex, RwLock};
@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     pub routes: Vec<Routes>,
     pub registry: RwLock<Registry>,
     pub regions: RwLock<HashMap<u64, Arc<Mr>>>,
+    /// Regions that peers may name on the two-sided path.
+    pub served: Arc<Served>,
     pub bounces: Bounces,
     pub block_lists: BlockLists,
     /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
@@ -89,6 +91,7 @@ pub(crate) struct Shared {
     pub credit_waiters: Mutex<VecDeque<Arc<Peer>>>,
     pub credit_waiters_count: AtomicUsize,
     pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
+    pub answers_due: Mutex<Vec<Arc<Peer>>>,
     pub last_caller_poll_ns: AtomicU64,
     pub listener: TcpListener,
     /// When a resting listener is watched again; 0 while it is.
@@ -124,11 +127,6 @@ pub(crate) fn random_u64() -> u64 {
 }
 
 impl Shared {
-    /// Backends that this engine offers.
-    pub fn backends(&self) -> Backends {
-        Backends::from_words(std::slice::from_ref(&self.config.backend))
-    }
-
     pub fn own_name(&self) -> Arc<str> {
         Arc::clone(&self.own_name)
     }

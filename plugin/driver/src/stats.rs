@@ -23,7 +23,7 @@ impl Shared {
         json!({
             "agent": &*self.own_name(),
             "instance": self.instance.to_string(),
-            "backend": self.config.backend,
+            "backend": self.config.backends.to_string(),
             "requested": self.config.requested,
             "passed_over": self.config.notes,
             "fabrics_enabled": self.fabrics.iter().map(|fabric| fabric.name()).collect::<Vec<_>>(),

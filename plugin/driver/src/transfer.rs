@@ -55,6 +55,8 @@ pub struct Xfer {
     pub(crate) plan: Plan,
     pub(crate) locals: Vec<Arc<Mr>>,
     pub(crate) remotes: Vec<RemoteSide>,
+    /// Address and length of a piece of local memory that is not registered.
+    pub(crate) unregistered: Option<(u64, u64)>,
     /// Templates for the link whose generation they carry.
     pub(crate) prepared: Mutex<Option<Arc<Prepared>>>,
     /// What a post tells that waits for a connection, or a self transfer.
@@ -105,11 +107,24 @@ impl Xfer {
             plan,
             locals,
             remotes,
+            unregistered: None,
             prepared: Mutex::new(None),
             told: Mutex::new(None),
             pieces: OnceLock::new(),
             state: AtomicU8::new(NOT_POSTED),
             error: Mutex::new(None),
+        }
+    }
+
+    /// The one-sided path needs keys, which memory that is not registered does not have.
+    pub(crate) fn refuse_unregistered(&self) -> Result<()> {
+        match self.unregistered {
+            None => Ok(()),
+            Some((addr, len_bytes)) => Err(err!(
+                Unsupported,
+                "{len_bytes} bytes at {addr:#x} are not registered, and the session with the peer is one-sided: register the \
+                 memory, or use BATON_BACKEND=two-sided on both sides"
+            )),
         }
     }
 
@@ -123,7 +138,7 @@ impl Xfer {
             let (region, base) = regions[pair.remote as usize];
             Piece { local: pair.local_addr, region, offset: pair.remote_addr - base, len: pair.len_bytes }
         };
-        let pieces = self.plan.pieces().iter().map(piece).collect();
+        let pieces = self.plan.disjoint_pieces().iter().map(piece).collect();
         Ok(Arc::clone(self.pieces.get_or_init(|| pieces)))
     }
 

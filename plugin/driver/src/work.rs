@@ -3,14 +3,15 @@
 use crate::engine::Driver;
 use crate::err;
 use crate::error::{Code, Error, Result};
-use crate::peer::Peer;
+use crate::peer::{Conn, Peer};
 use crate::region::{Mr, OnFabric};
 use crate::shared::{Shared, random_u64};
 use crate::transfer::{RemoteSide, Status, Target, Told, Xfer};
 use baton_core::notify::Tell;
+use baton_core::peer::EndReason;
 use baton_core::plan::{Pair, Plan, PlanError, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
-use baton_fabric::{FabricError, Memory, MemoryKind, Op};
+use baton_fabric::{Fabric, FabricError, Memory, MemoryKind, Op};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,6 +33,12 @@ pub struct Desc {
     /// Must be zero.
     pub reserved: u64,
 }
+
+/// In place of a region's handle: memory that is not registered. Only the two-sided backend takes it.
+pub const NO_REGION: u64 = 0;
+
+/// In place of the index of a local region: memory that is not registered.
+pub(crate) const UNREGISTERED: u32 = u32::MAX;
 
 fn registry_error(e: RegistryError) -> Error {
     let code = match &e {
@@ -70,13 +77,14 @@ impl Driver {
                 memory.len_bytes
             ));
         }
-        let on: Vec<_> = shared.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory)).collect();
-        shared.judge_registration(memory, &on)?;
+        let exposed = shared.config.backends.one_sided;
+        let on = if exposed { shared.register_exposed(memory)? } else { shared.register_hidden(memory)? };
         let named: Vec<_> = shared
             .fabrics
             .iter()
             .zip(&on)
             .filter_map(|(fabric, made)| Some((fabric.name(), &made.as_ref().ok()?.all)))
+            .filter(|_| exposed)
             .collect();
         let mut registry = shared.registry.write();
         let handle = registry.add_local(*memory, &named, random_u64() as u32).map_err(registry_error);
@@ -84,7 +92,11 @@ impl Driver {
         drop(registry);
         match (handle, region) {
             (Ok(handle), Some(region)) => {
-                shared.regions.write().insert(handle.0, Arc::new(Mr::new(region, on)));
+                let mr = Arc::new(Mr::new(region, on));
+                if shared.config.backends.two_sided {
+                    shared.served.add(&mr);
+                }
+                shared.regions.write().insert(handle.0, mr);
                 Ok(handle.0)
             }
             (outcome, _) => {
@@ -115,6 +127,7 @@ impl Driver {
         if !shared.is_stopping() {
             shared.revoke_at_peers(mr.region.id(), deadline);
         }
+        shared.stop_serving(&mr, deadline);
         let mut outcome = Ok(());
         for (fabric, made) in shared.fabrics.iter().zip(&mr.on) {
             let Ok(made) = made else { continue };
@@ -166,13 +179,15 @@ impl Driver {
             ));
         }
         let target = shared.target(peer)?;
-        let mut build = Build { shared, op, peer, locals: Side::new(), remotes: Side::new() };
+        let mut build =
+            Build { shared, op, peer, locals: Side::new(), remotes: Side::new(), unregistered: None };
         let mut pairs = Vec::with_capacity(local.len());
         for (index, (l, r)) in local.iter().zip(remote).enumerate() {
             pairs.push(build.pair(index, l, r)?);
         }
         let plan = Plan::build(op, pairs, shared.plan_limits()).map_err(plan_error)?;
-        shared.build_xfer(op, target, plan, build.locals.regions, build.remotes.regions)
+        let Build { locals, remotes, unregistered, .. } = build;
+        shared.build_xfer(op, target, plan, locals.regions, remotes.regions, unregistered)
     }
 
     /// [`Driver::post_telling`] with a message, or with nothing to tell.
@@ -240,6 +255,66 @@ impl Driver {
 }
 
 impl Shared {
+    /// Registers memory so that peers can read and write it, as far as its owner permits.
+    fn register_exposed(&self, memory: &Memory) -> Result<Vec<std::result::Result<OnFabric, FabricError>>> {
+        let on: Vec<_> = self.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory)).collect();
+        self.judge_registration(memory, &on)?;
+        Ok(on)
+    }
+
+    /// Registers memory for own work requests alone. Where a fabric cannot have it, it is copied.
+    fn register_hidden(&self, memory: &Memory) -> Result<Vec<std::result::Result<OnFabric, FabricError>>> {
+        if memory.kind != MemoryKind::Dram {
+            return Err(err!(
+                Unsupported,
+                "{:?} memory at {:#x} of {} bytes: the two-sided backend copies with the CPU, which reaches host memory only; \
+                 use BATON_BACKEND=one-sided",
+                memory.kind,
+                memory.addr,
+                memory.len_bytes
+            ));
+        }
+        let hidden = Memory { remote_read: false, remote_write: false, ..*memory };
+        let register = |fabric: &Arc<dyn Fabric>| {
+            OnFabric::register(&**fabric, &hidden).inspect_err(|e| {
+                self.counters.registrations_partial.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!("memory at {:#x} is copied on fabric {}: {e}", memory.addr, fabric.name());
+            })
+        };
+        Ok(self.fabrics.iter().map(register).collect())
+    }
+
+    /// Peers find a withdrawn region no longer, and whoever was copying or sending from it has ended. Who is still at it after the
+    /// deadline loses its session.
+    fn stop_serving(self: &Arc<Self>, mr: &Mr, deadline: Instant) {
+        if !self.config.backends.two_sided {
+            return;
+        }
+        self.served.remove(mr.region.id());
+        let deadline = deadline.max(Instant::now() + DEREGISTER_LIMIT / 10);
+        while !mr.wait_unpinned(Instant::now() + Duration::from_millis(1)) {
+            self.poll();
+            if Instant::now() < deadline {
+                continue;
+            }
+            tracing::warn!(
+                "region {:#x} is withdrawn while peers use it: their sessions end",
+                mr.region.handle.0
+            );
+            let peers: Vec<_> = self.peers.read().values().cloned().collect();
+            for peer in peers {
+                let mut state = peer.state.lock();
+                if matches!(&state.conn, Conn::Open(channel) if channel.two_sided.is_some()) {
+                    let why = "it uses memory that was withdrawn".into();
+                    self.end_epoch(&peer, &mut state, EndReason::PeerGone(why));
+                }
+            }
+            // Their endpoints are gone in bounded time.
+            mr.wait_unpinned(Instant::now() + self.scaled(crate::epoch::DRAIN_MS) * 2);
+            return;
+        }
+    }
+
     /// An error if no fabric has the memory. What some could not have is counted, and said once per fabric and kind of memory.
     fn judge_registration(
         &self,
@@ -355,6 +430,7 @@ struct Build<'a> {
     peer: &'a str,
     locals: Side<Arc<Mr>>,
     remotes: Side<RemoteSide>,
+    unregistered: Option<(u64, u64)>,
 }
 
 impl Build<'_> {
@@ -372,16 +448,23 @@ impl Build<'_> {
             return Err(err!(InvalidParam, "descriptor {index}: reserved fields must be 0"));
         }
         let shared = self.shared;
-        let l = self.locals.index(local.region, || shared.own_region(local.region)).map_err(at)?;
+        let l = match local.region {
+            NO_REGION if shared.config.backends.two_sided => UNREGISTERED,
+            _ => self.locals.index(local.region, || shared.own_region(local.region)).map_err(at)?,
+        };
         let (op, peer) = (self.op, self.peer);
         let find = || {
             let side = shared.remote_side(peer, remote.region)?;
             side.check_permits(op).map(|()| side)
         };
         let r = self.remotes.index(remote.region, find).map_err(at)?;
-        let memory = &self.locals.regions[l as usize].region.memory;
-        check_span(local.addr, local.len_bytes, memory.addr, memory.len_bytes)
-            .map_err(|e| err!(InvalidParam, "descriptor {index}, local: {e}"))?;
+        if l == UNREGISTERED {
+            self.unregistered = Some((local.addr, local.len_bytes));
+        } else {
+            let memory = &self.locals.regions[l as usize].region.memory;
+            check_span(local.addr, local.len_bytes, memory.addr, memory.len_bytes)
+                .map_err(|e| err!(InvalidParam, "descriptor {index}, local: {e}"))?;
+        }
         let (base, bytes) = self.remotes.regions[r as usize].span();
         check_span(remote.addr, remote.len_bytes, base, bytes)
             .map_err(|e| err!(InvalidParam, "descriptor {index}, remote: {e}"))?;
@@ -437,11 +520,14 @@ impl Shared {
         plan: Plan,
         locals: Vec<Arc<Mr>>,
         remotes: Vec<RemoteSide>,
+        unregistered: Option<(u64, u64)>,
     ) -> Result<Arc<Xfer>> {
         if matches!(target, Target::Own) {
             self.refuse_vram(&locals, &remotes)?;
         }
-        let xfer = Arc::new(Xfer::new(op, target, plan, locals, remotes));
+        let mut xfer = Xfer::new(op, target, plan, locals, remotes);
+        xfer.unregistered = unregistered;
+        let xfer = Arc::new(xfer);
         if let Target::Peer(peer) = &xfer.target {
             let lanes = peer
                 .state

@@ -2,7 +2,7 @@
 
 use baton_abi::{BATON_CREATE_PROGRESS_THREAD, BatonCreateOptions, BatonSetting};
 use baton_core::plan::MAX_CHUNK_BYTES;
-use baton_driver::{Candidate, Config, Error, ListenSpec, NotifyMode, err};
+use baton_driver::{Backends, Candidate, Config, Error, ListenSpec, NotifyMode, err};
 use baton_fabric::Fabric;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 use baton_fabric_soft::tcp::net_addr::{NetAddr, PortRange, local_candidates};
@@ -21,7 +21,7 @@ const MAX_SPIN_US: u32 = 1_000_000;
 
 /// Settings, checked.
 pub struct Settings {
-    backend: String,
+    backend: &'static str,
     fabric: String,
     notify: NotifyMode,
     listen: Option<NetAddr>,
@@ -93,7 +93,7 @@ pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            backend: "auto".into(),
+            backend: "auto",
             fabric: "auto".into(),
             notify: NotifyMode::Immediate,
             listen: None,
@@ -111,13 +111,9 @@ impl Settings {
     fn set(&mut self, key: &str, value: &str) -> Result<(), Error> {
         match key {
             "backend" => match value {
-                "auto" | "one-sided" => self.backend = value.into(),
-                "two-sided" => {
-                    return Err(err!(
-                        Unsupported,
-                        "backend two-sided is not in this version of the engine; use auto or one-sided"
-                    ));
-                }
+                "auto" => self.backend = "auto",
+                "one-sided" => self.backend = "one-sided",
+                "two-sided" => self.backend = "two-sided",
                 _ => {
                     return Err(err!(
                         InvalidParam,
@@ -159,6 +155,12 @@ impl Settings {
         Ok(())
     }
 
+    /// What to offer to peers. Until both backends are measured against each other, "auto" is the one that needs no copies.
+    fn backends(&self) -> Backends {
+        let two_sided = self.backend == "two-sided";
+        Backends { one_sided: !two_sided, two_sided }
+    }
+
     /// The addresses at which this host shall be reached, as far as somebody said so.
     fn wanted(&self) -> Vec<IpAddr> {
         let listen = self.listen.iter().map(|addr| addr.ip).filter(|ip| !ip.is_unspecified());
@@ -191,7 +193,7 @@ impl Settings {
         let default_spin_us = if cpus <= 2 { 0 } else { 30 };
         Config {
             agent_name: agent_name.to_owned(),
-            backend: "one-sided".into(),
+            backends: self.backends(),
             notes,
             requested: format!("backend {}, fabric {}", self.backend, self.fabric),
             listen: self.listen.as_ref().map(|listen| {

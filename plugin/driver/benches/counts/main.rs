@@ -145,7 +145,7 @@ fn planning() {
 fn engine(name: &str, fabric: Arc<wire::Wire>) -> Driver {
     let config = Config {
         agent_name: name.to_owned(),
-        backend: "one-sided".to_owned(),
+        backends: baton_driver::Backends { one_sided: true, two_sided: false },
         requested: "counts".to_owned(),
         notes: Vec::new(),
         listen: None,

@@ -39,6 +39,18 @@ impl ChannelArea {
         Ok(ChannelArea { page, slots, control_rq, control_sq, sq, prefixes })
     }
 
+    /// Settles depths of the control endpoint that are smaller than those it was made for.
+    pub fn agree(&mut self, control: (u32, u32)) {
+        let (sq, rq) = (control.0 as usize, control.1 as usize);
+        assert!(sq <= self.control_sq && rq <= self.control_rq, "no deeper than it was made for");
+        (self.control_sq, self.control_rq) = (sq, rq);
+    }
+
+    /// Length of the credit page.
+    pub fn credit_page_bytes(&self) -> usize {
+        self.page.len_bytes()
+    }
+
     /// Bytes of it.
     pub fn len_bytes(&self) -> usize {
         self.page.len_bytes() + self.slots.len_bytes()

@@ -54,6 +54,11 @@ impl Executor {
         self.post.endpoints().collect()
     }
 
+    /// The pool that its RECVs are lent by.
+    pub fn bounce(&self) -> SharedBounce {
+        Arc::clone(&self.bounce)
+    }
+
     /// A completion of one of its endpoints (or of another, which the channel ignores).
     pub fn on_completion(&mut self, now: Nanos, done: &Completion) {
         self.on_completions(now, std::slice::from_ref(done));

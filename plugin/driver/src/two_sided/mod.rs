@@ -12,16 +12,12 @@
 
 mod area;
 mod bounce;
-#[allow(dead_code, reason = "no handshake makes a path yet")]
 mod bounces;
 mod channel_area;
 mod exec;
-#[allow(dead_code, reason = "no handshake makes a path yet")]
 mod life;
-#[allow(dead_code, reason = "no handshake makes a path yet")]
 mod path;
 mod post;
-#[allow(dead_code, reason = "no handshake makes a path yet")]
 mod served;
 mod view;
 
@@ -32,5 +28,6 @@ pub use exec::Executor;
 pub use view::{Held, Keep, Regions};
 
 pub(crate) use bounces::Bounces;
-
-pub(crate) use path::{Rest, TwoSided};
+pub(crate) use life::Outcome;
+pub(crate) use path::{MAX_BODY_BYTES, Rest, TwoSided};
+pub(crate) use served::{Served, ServedOn};

@@ -1,17 +1,18 @@
 //! The two-sided path of a peer's channel, and what is left of it between two epochs.
 
 use baton_core::Nanos;
-use baton_core::notify::{Body, BodyFlags, ID_BYTES, MAX_MESSAGE_BYTES, Tell};
+use baton_core::notify::{Body, BodyFlags, Carry, ID_BYTES, MAX_MESSAGE_BYTES, Tell};
 use baton_core::two_sided::channel::{Abandoned, Durable, TwoClosed};
 use baton_core::two_sided::chunks::CutError;
 use baton_core::two_sided::codec::{Direction, Status};
 use baton_core::two_sided::notes::Resolve;
-use baton_core::two_sided::pool::PeerKey;
+use baton_core::two_sided::pool::{PeerKey, SlotId};
 use baton_core::two_sided::report::{TwoCancel, TwoEnd, TwoSubmitError, XferFailure};
 use baton_fabric::Op;
 
 use super::Executor;
 use crate::error::{Code, Error, Result};
+use crate::peer::check_message;
 use crate::transfer::Xfer;
 
 /// Longest message of a notification on the wire: flags and an id in front of the host's.
@@ -22,18 +23,29 @@ pub(crate) struct TwoSided {
     pub exec: Executor,
     /// As which the engine's pool knows it.
     pub borrower: PeerKey,
+    /// Slots of lanes that the peer does not have; they come back with the endpoints.
+    unused: Vec<SlotId>,
     /// Notifications handed over so far.
     notes: u64,
 }
 
 impl TwoSided {
     /// A path that begins. What was cancelled between two epochs is cancelled now.
-    pub fn new(exec: Executor, borrower: PeerKey, rest: &mut Rest) -> TwoSided {
-        let mut path = TwoSided { exec, borrower, notes: 0 };
+    pub fn new(exec: Executor, borrower: PeerKey, unused: Vec<SlotId>, rest: &mut Rest) -> TwoSided {
+        let mut path = TwoSided { exec, borrower, unused, notes: 0 };
         for token in std::mem::take(&mut rest.cancelled) {
             path.cancel(token);
         }
         path
+    }
+
+    /// Takes over the notifications that waited for a session.
+    pub fn take_over(&mut self, carry: &mut Carry) {
+        for waiting in carry.drain() {
+            if let Err(e) = self.notify(&waiting.message, Nanos(u64::MAX)) {
+                tracing::error!("a notification of {} bytes is lost: {e}", waiting.message.len());
+            }
+        }
     }
 
     /// Takes a begun transfer over.
@@ -42,6 +54,7 @@ impl TwoSided {
             Op::Write => Direction::Write,
             Op::Read => Direction::Read,
         };
+        check_message(tell.message_len())?;
         let body = (!tell.is_nothing()).then(|| seal(tell));
         let pieces = xfer.pieces()?;
         let taken = self.exec.channel.submit(now, token, direction, pieces, body.as_deref());
@@ -50,6 +63,7 @@ impl TwoSided {
 
     /// Takes a standalone notification over.
     pub fn notify(&mut self, message: &[u8], deadline: Nanos) -> Result<()> {
+        check_message(message.len())?;
         let body = seal(Tell::message(Some(message)));
         self.notes += 1;
         self.exec.channel.notify(self.notes, &body, Resolve::Taken, deadline).map_err(submit_error)
@@ -57,7 +71,10 @@ impl TwoSided {
 
     /// Ends it, after its endpoints were destroyed and its events taken.
     pub fn close(self, now: Nanos) -> ClosedPath {
+        let bounce = self.exec.bounce();
         let TwoClosed { durable, done, .. } = self.exec.close(now);
+        let mut bounce = bounce.lock();
+        self.unused.into_iter().for_each(|slot| bounce.pool.flushed(slot));
         ClosedPath { borrower: self.borrower, durable, done }
     }
 

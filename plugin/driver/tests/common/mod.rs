@@ -17,11 +17,13 @@ use std::time::{Duration, Instant};
 pub const WATCHDOG: Duration = Duration::from_secs(20);
 /// Behind a fabric's name: engines that use SENDs in place of immediates.
 const SENDS: &str = " send";
+/// Behind a fabric's name: engines that offer the two-sided backend alone.
+const TWO_SIDED: &str = " two-sided";
 /// Bytes around each buffer that nothing may touch.
 const GUARD: usize = 64;
 
 pub fn fabric(name: &str) -> Arc<dyn Fabric> {
-    match name.trim_end_matches(SENDS) {
+    match name.trim_end_matches(SENDS).trim_end_matches(TWO_SIDED) {
         "local" => LocalFabric::new(LocalConfig::default()).expect("local fabric"),
         "tcp" => TcpFabric::new(TcpConfig::default()).expect("tcp fabric"),
         kind if kind.starts_with("verbs") => verbs::fabric(kind),
@@ -32,7 +34,7 @@ pub fn fabric(name: &str) -> Arc<dyn Fabric> {
 pub fn config(name: &str, spin_us: u32) -> Config {
     Config {
         agent_name: name.to_owned(),
-        backend: "one-sided".to_owned(),
+        backends: baton_driver::Backends { one_sided: true, two_sided: false },
         requested: "test".to_owned(),
         notes: Vec::new(),
         listen: None,
@@ -54,8 +56,10 @@ pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
 pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
     let sends = fabrics.iter().any(|name| name.ends_with(SENDS));
     let notify = if sends { NotifyMode::Send } else { NotifyMode::Immediate };
+    let two_sided = fabrics.iter().any(|name| name.ends_with(TWO_SIDED));
+    let backends = baton_driver::Backends { one_sided: !two_sided, two_sided };
     let fabrics = fabrics.iter().map(|name| fabric(name)).collect();
-    Driver::create(Config { notify, ..config(name, spin_us) }, fabrics).expect("engine")
+    Driver::create(Config { notify, backends, ..config(name, spin_us) }, fabrics).expect("engine")
 }
 
 /// Two engines that know each other.
@@ -74,21 +78,37 @@ pub struct Buffer {
 
 impl Buffer {
     pub fn new(engine: &Driver, len: usize, seed: u8) -> Buffer {
+        Buffer::with_access(engine, len, seed, true, true)
+    }
+
+    pub fn with_access(
+        engine: &Driver,
+        len: usize,
+        seed: u8,
+        remote_read: bool,
+        remote_write: bool,
+    ) -> Buffer {
+        let mut buffer = Buffer::unregistered(len, seed);
+        let memory = Memory {
+            addr: buffer.addr(),
+            len_bytes: len as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read,
+            remote_write,
+            ordered: false,
+        };
+        buffer.region = engine.register(&memory).expect("register");
+        buffer
+    }
+
+    /// Memory that no engine knows.
+    pub fn unregistered(len: usize, seed: u8) -> Buffer {
         let mut bytes = vec![0xA5u8; len + 2 * GUARD].into_boxed_slice();
         for (i, byte) in bytes[GUARD..GUARD + len].iter_mut().enumerate() {
             *byte = (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8);
         }
-        let memory = Memory {
-            addr: bytes[GUARD..].as_ptr() as u64,
-            len_bytes: len as u64,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: true,
-            remote_write: true,
-            ordered: false,
-        };
-        let region = engine.register(&memory).expect("register");
-        Buffer { bytes, region }
+        Buffer { bytes, region: baton_driver::NO_REGION }
     }
 
     pub fn len(&self) -> usize {

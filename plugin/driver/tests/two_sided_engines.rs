@@ -1,0 +1,89 @@
+//! Engines with the two-sided backend: what it takes and refuses that the one-sided does not.
+
+mod common;
+
+use baton_driver::{Code, Status};
+use baton_fabric::Op;
+use common::*;
+
+const LEN: usize = 3 << 20;
+
+fn assert_same(one: &Buffer, other: &Buffer) {
+    assert_eq!(one.read(), other.read());
+    one.assert_guards();
+    other.assert_guards();
+}
+
+#[test]
+fn memory_that_is_not_registered_is_sent_and_filled() {
+    for fabric in ["tcp two-sided", "local two-sided"] {
+        let (a, b) = pair(&[fabric]);
+        let there = Buffer::new(&b, LEN, 9);
+        let remote = import(&a, "b", &b, &there);
+        let mut here = Buffer::unregistered(LEN, 1);
+        let write = scattered(&a, Op::Write, "b", &here, &there, remote, 4096);
+        a.post(&write, Some(b"written")).expect("post");
+        done(&a, &write);
+        assert_eq!(notification(&b).message, b"written");
+        assert_eq!(there.read(), reversed(&here.read(), 4096));
+        here.fill(77);
+        let read = scattered(&a, Op::Read, "b", &here, &there, remote, LEN);
+        a.post(&read, None).expect("post");
+        done(&a, &read);
+        assert_same(&there, &here);
+    }
+}
+
+#[test]
+fn memory_that_is_not_registered_is_refused_where_the_session_is_one_sided() {
+    let (a, b) = pair(&["tcp"]);
+    let there = Buffer::new(&b, 4096, 9);
+    let remote = import(&a, "b", &b, &there);
+    let here = Buffer::unregistered(4096, 1);
+    let refused = a
+        .create_xfer(Op::Write, "b", &[here.desc(0, 4096, here.region)], &[there.desc(0, 4096, remote)])
+        .err()
+        .expect("refused");
+    assert_eq!(refused.code, Code::NotFound, "{refused}");
+}
+
+#[test]
+fn a_two_sided_engine_exports_no_key_and_permits_what_the_host_permits() {
+    let (a, b) = pair(&["tcp two-sided"]);
+    let there = Buffer::new(&b, 4096, 9);
+    let blob =
+        baton_core::wire::RegionBlob::decode(&b.export(there.region).expect("export")).expect("decode");
+    assert!(blob.fabrics.is_empty(), "{blob:?}");
+    let hidden = Buffer::with_access(&b, 4096, 3, false, true);
+    let remote = import(&a, "b", &b, &hidden);
+    let here = Buffer::new(&a, 4096, 1);
+    let refused = a
+        .create_xfer(Op::Read, "b", &[here.desc(0, 4096, here.region)], &[hidden.desc(0, 4096, remote)])
+        .err()
+        .expect("refused");
+    assert_eq!(refused.code, Code::InvalidParam, "{refused}");
+}
+
+#[test]
+fn a_large_message_with_an_id_arrives_behind_its_bytes() {
+    let (a, b) = pair(&["tcp two-sided"]);
+    let (here, there) = (Buffer::new(&a, LEN, 5), Buffer::new(&b, LEN, 9));
+    let remote = import(&a, "b", &b, &there);
+    let xfer = scattered(&a, Op::Write, "b", &here, &there, remote, LEN);
+    let message = vec![7u8; 100_000];
+    a.post_telling(&xfer, baton_driver::Tell { message: Some(&message), id: Some(42) }).expect("post");
+    assert_eq!(notification(&b).message, message);
+    assert_same(&there, &here);
+    assert!(b.inbound_status("a", 42).expect("status"), "the id came with it");
+    assert!(!b.inbound_status("a", 42).expect("status"), "and is forgotten");
+    assert!(matches!(wait(&a, &xfer), Status::Done));
+}
+
+#[test]
+fn engines_without_a_common_backend_say_what_each_has() {
+    let (a, b) = (engine("a", &["tcp"]), engine("b", &["tcp two-sided"]));
+    a.load_remote(Some("b"), b.conn_info()).expect("load b");
+    let refused = a.connect("b", 5000).expect_err("no backend in common");
+    assert_eq!(refused.code, Code::RemoteDisconnect, "{refused}");
+    assert!(refused.text.contains("here one-sided, there two-sided"), "{refused}");
+}
