@@ -111,6 +111,51 @@ class Region {
     std::uint64_t handle_ = 0;
 };
 
+// Memory of the engine's own, registered, page-aligned and at first zero: withdrawn and unmapped at the end of its life.
+class ManagedBuffer {
+  public:
+    ManagedBuffer(BatonHost *host, std::size_t len_bytes,
+                  std::uint32_t access = BATON_ACCESS_REMOTE_READ | BATON_ACCESS_REMOTE_WRITE)
+        : host_(host), memory_{0, len_bytes, 0, BATON_MEM_DRAM, access} {
+        detail::check(baton_alloc_managed(host_, &memory_, &handle_));
+    }
+    ManagedBuffer(ManagedBuffer &&other) noexcept
+        : host_(std::exchange(other.host_, nullptr)), memory_(other.memory_), handle_(other.handle_) {}
+    ManagedBuffer &operator=(ManagedBuffer &&) = delete;
+    ~ManagedBuffer() {
+        if (host_ != nullptr) {
+            baton_free_managed(host_, handle_);
+        }
+    }
+
+    // Frees it now. If that throws, it is still mapped, and this can be tried again.
+    void free() {
+        if (host_ != nullptr) {
+            detail::check(baton_free_managed(host_, handle_));
+            host_ = nullptr;
+        }
+    }
+    Bytes exported() const {
+        return detail::read([&](std::uint8_t *buf, std::uint64_t cap, std::uint64_t *needed) {
+            return baton_export_region(host_, handle_, buf, cap, needed);
+        });
+    }
+    // A piece of it for the local side of a transfer.
+    BatonDesc desc(std::uint64_t offset, std::uint64_t len_bytes) const {
+        return {memory_.addr + offset, len_bytes, handle_, 0};
+    }
+    std::uint8_t *data() const noexcept {
+        return reinterpret_cast<std::uint8_t *>(static_cast<std::uintptr_t>(memory_.addr));
+    }
+    std::size_t size() const noexcept { return static_cast<std::size_t>(memory_.len_bytes); }
+    std::uint64_t addr() const noexcept { return memory_.addr; }
+
+  private:
+    BatonHost *host_;
+    BatonMemory memory_;
+    std::uint64_t handle_ = 0;
+};
+
 // A peer's region: forgotten at the end of its life.
 class RemoteRegion {
   public:
@@ -283,6 +328,8 @@ class Engine {
     }
     void disconnect(std::string_view peer) { detail::check(baton_disconnect(host_, detail::slice(peer))); }
     Region register_memory(void *addr, std::size_t len_bytes) { return Region(host_, addr, len_bytes); }
+    // Zeroed memory of the engine's own.
+    ManagedBuffer alloc_managed(std::size_t len_bytes) { return ManagedBuffer(host_, len_bytes); }
     RemoteRegion import_region(std::string_view peer, const Bytes &blob) { return RemoteRegion(host_, peer, blob); }
     Transfer read(std::string_view peer, const std::vector<BatonDesc> &local, const std::vector<BatonDesc> &remote) {
         return Transfer(host_, BATON_OP_READ, peer, local, remote);

@@ -167,6 +167,55 @@ static int by_index(Agent *agent, Agent *other, const char *peer, uint64_t remot
     return 1;
 }
 
+/* A buffer of the engine's own, into which the peer reads its blocks. An engine may have none. */
+static int managed(Agent *agent, Agent *other, const char *peer, uint64_t remote) {
+    BatonMemory memory;
+    BatonXferSpec spec;
+    BatonDesc here, away;
+    BatonXfer *xfer = NULL;
+    uint64_t region = 0;
+    BatonStatus code;
+    memset(&memory, 0, sizeof memory);
+    memory.len_bytes = BLOCK * BLOCKS;
+    memory.kind = BATON_MEM_DRAM;
+    code = baton_alloc_managed(agent->host, &memory, &region);
+    if (code == BATON_ERR_UNSUPPORTED) {
+        return 0;
+    }
+    check(code, "alloc_managed");
+    require(memory.addr != 0 && memory.addr % 4096 == 0, "managed memory begins with a page");
+    require(baton_deregister(agent->host, region) == BATON_ERR_INVALID_PARAM, "managed memory is freed, not deregistered");
+    require(baton_free_managed(agent->host, agent->region) == BATON_ERR_INVALID_PARAM, "one's own memory is not freed");
+    memset(&spec, 0, sizeof spec);
+    here.addr = memory.addr;
+    away.addr = (uint64_t)(uintptr_t)other->memory;
+    here.len_bytes = away.len_bytes = BLOCK * BLOCKS;
+    here.reserved = away.reserved = 0;
+    here.region = region;
+    away.region = remote;
+    spec.size_bytes = sizeof spec;
+    spec.op = BATON_OP_READ;
+    spec.peer = slice(peer);
+    spec.local = &here;
+    spec.local_count = 1;
+    spec.remote = &away;
+    spec.remote_count = 1;
+    check(baton_create_xfer_req(agent->host, &spec, &xfer), "create_xfer_req");
+    check(baton_post_xfer_req(agent->host, xfer, slice(""), 0), "post_xfer_req");
+    while (check(baton_xfer_status(agent->host, xfer), "xfer_status") == BATON_IN_PROGRESS) {
+        step(agent, other);
+    }
+    require(memcmp((const uint8_t *)(uintptr_t)memory.addr, other->memory, BLOCK * BLOCKS) == 0,
+            "managed memory: the READ moved something else");
+    while ((code = baton_release_xfer_req(agent->host, xfer)) == BATON_ERR_BUSY) {
+        step(agent, other);
+    }
+    check(code, "release_xfer_req");
+    check(baton_free_managed(agent->host, region), "free_managed");
+    require(baton_free_managed(agent->host, region) == BATON_ERR_NOT_FOUND, "managed memory is freed once");
+    return 1;
+}
+
 static void expect(Agent *agent, Agent *other, const char *peer, const char *message) {
     uint8_t buffer[4096];
     uint64_t needed = 0, count = 0;
@@ -197,7 +246,7 @@ int main(void) {
     static Agent prefill, decode;
     static char json[1 << 16];
     uint64_t at_prefill, at_decode, size = 0;
-    int indexed;
+    int indexed, has_managed;
     begin = time(NULL);
     open_agent(&prefill, "prefill", 1);
     open_agent(&decode, "decode", 2);
@@ -217,6 +266,7 @@ int main(void) {
     }
 
     indexed = by_index(&prefill, &decode, "decode", at_decode);
+    has_managed = managed(&prefill, &decode, "decode", at_decode);
 
     require(baton_deregister(prefill.host, 424242) == BATON_ERR_NOT_FOUND, "an unknown region is not found");
     check(baton_last_error((uint8_t *)json, sizeof json, &size), "last_error");
@@ -232,7 +282,7 @@ int main(void) {
     check(baton_engine_close(decode.host), "close");
     free(prefill.memory);
     free(decode.memory);
-    printf("%sC host: READ and WRITE of %d blocks, libbaton %s\n", indexed ? "by index: " : "", BLOCKS / 2,
-           baton_version());
+    printf("%s%sC host: READ and WRITE of %d blocks, libbaton %s\n", indexed ? "by index: " : "",
+           has_managed ? "managed: " : "", BLOCKS / 2, baton_version());
     return 0;
 }

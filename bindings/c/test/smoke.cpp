@@ -48,6 +48,35 @@ void by_index(baton::Engine &prefill, baton::Engine &decode, baton::Region &ours
     }
 }
 
+// Out of memory of one engine's own into that of the other, unless the engine has none.
+void managed(baton::Engine &prefill, baton::Engine &decode) {
+    try {
+        auto from = prefill.alloc_managed(block * blocks);
+        auto to = decode.alloc_managed(block * blocks);
+        for (std::size_t i = 0; i < from.size(); ++i) {
+            require(from.data()[i] == 0, "managed memory begins with zeroes");
+            from.data()[i] = static_cast<std::uint8_t>(i * 31 + i / 256);
+        }
+        const auto remote = prefill.import_region("decode", to.exported());
+        auto write = prefill.write("decode", {from.desc(block, 2 * block)}, {remote.desc(to.addr() + block, 2 * block)});
+        write.post();
+        while (write.status() != BATON_OK) {
+            step(prefill, decode);
+        }
+        for (std::size_t i = 0; i < to.size(); ++i) {
+            const bool moved = i / block == 1 || i / block == 2;
+            require(to.data()[i] == (moved ? from.data()[i] : 0), "managed memory: the WRITE moved something else");
+        }
+        while (!write.release()) {
+            step(prefill, decode);
+        }
+        from.free();
+        std::printf("managed: ");
+    } catch (const baton::Error &error) {
+        require(error.code() == BATON_ERR_UNSUPPORTED, error.what());
+    }
+}
+
 void run() {
     baton::Bytes source(block * blocks, 7), target(block * blocks, 9);
     baton::Engine prefill("prefill"), decode("decode");
@@ -80,6 +109,8 @@ void run() {
     }
 
     by_index(prefill, decode, ours, remote, theirs.addr(), source, target);
+
+    managed(prefill, decode);
 
     bool thrown = false;
     try {

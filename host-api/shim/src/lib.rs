@@ -28,6 +28,7 @@ mod error;
 mod inner;
 mod load;
 mod log;
+mod managed;
 mod notify;
 mod region;
 #[cfg(feature = "rust-door")]
@@ -45,6 +46,7 @@ pub use engine::{Engine, EngineOptions, Environment, Op, probe};
 pub use error::{Error, ErrorCode, OpenError, Status};
 pub use load::{Door, ENGINE_FILE, LoadError, Place, Plugin, find, load};
 pub use log::{Level, LogFn, LogTo};
+pub use managed::ManagedBuffer;
 pub use notify::{Event, Notification};
 pub use region::{Access, BlockList, Memory, MemoryKind, Region, RemoteRegion};
 pub use select::{Choice, Chosen, SelectError, Source, config_path, select};

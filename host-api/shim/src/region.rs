@@ -21,6 +21,14 @@ pub struct Access {
     pub remote_write: bool,
 }
 
+impl Access {
+    pub(crate) fn flags(self) -> u32 {
+        let read = if self.remote_read { BATON_ACCESS_REMOTE_READ } else { 0 };
+        let write = if self.remote_write { BATON_ACCESS_REMOTE_WRITE } else { 0 };
+        read | write
+    }
+}
+
 impl Default for Access {
     fn default() -> Access {
         Access { remote_read: true, remote_write: true }
@@ -50,13 +58,11 @@ pub struct Memory {
 
 impl Memory {
     fn at(self, addr: u64, len_bytes: u64) -> BatonMemory {
-        let read = if self.access.remote_read { BATON_ACCESS_REMOTE_READ } else { 0 };
-        let write = if self.access.remote_write { BATON_ACCESS_REMOTE_WRITE } else { 0 };
         let kind = match self.kind {
             MemoryKind::Dram => BATON_MEM_DRAM,
             MemoryKind::Vram => BATON_MEM_VRAM,
         };
-        BatonMemory { addr, len_bytes, device: self.device, kind, access: read | write }
+        BatonMemory { addr, len_bytes, device: self.device, kind, access: self.access.flags() }
     }
 }
 
@@ -246,7 +252,7 @@ impl Engine {
 }
 
 impl Inner {
-    fn export(&self, region: u64) -> Result<Vec<u8>, Error> {
+    pub(crate) fn export(&self, region: u64) -> Result<Vec<u8>, Error> {
         self.read(|buf, cap, needed| {
             // SAFETY: the engine lives; the buffer is `cap` long.
             unsafe { (self.table().export_region)(self.raw(), region, buf, cap, needed) }

@@ -70,7 +70,9 @@ fn a_host_in_c_and_one_in_cpp_run_a_transfer_on_the_engine() {
     let engine = build_engine("baton-engine", None);
     for source in ["smoke.c", "smoke.cpp"] {
         let line = transfer(&compile(source, Linking::Shared), &engine);
-        assert!(line.contains("by index: ") && line.contains("host: "), "{line}");
+        for part in ["by index: ", "managed: ", "host: "] {
+            assert!(line.contains(part), "{line}");
+        }
     }
 }
 

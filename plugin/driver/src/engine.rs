@@ -8,6 +8,7 @@ use crate::halt::Halt;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
+use crate::managed::Managed;
 use crate::peer::{Conn, Peer, PeerState, check_message};
 use crate::progress::{POLL_BATCH, Routes};
 use crate::revoke::Revokes;
@@ -77,6 +78,7 @@ impl Driver {
             fabrics,
             registry: RwLock::new(registry),
             regions: RwLock::new(HashMap::new()),
+            managed: Managed::default(),
             block_lists: RwLock::default(),
             partial_registrations_said: Mutex::default(),
             peers: RwLock::new(HashMap::new()),

@@ -3,7 +3,7 @@
 //! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
 //! (`shared.rs`); a peer instance is `peer.rs`;
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
-//! sessions to fabrics; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `landed.rs` ids of transfers
+//! sessions to fabrics; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `managed/` the engine's own buffers, `landed.rs` ids of transfers
 //! that have landed. [`two_sided`] carries out two-sided channels; no engine uses it yet (PROTOCOL §6).
 
 mod blocks;
@@ -22,6 +22,7 @@ mod landed;
 mod lane_map;
 mod lifeline;
 mod listen;
+mod managed;
 mod memory;
 mod open;
 mod peer;
@@ -46,6 +47,7 @@ pub use engine::Driver;
 pub use error::{Code, Error, Result};
 pub use inbox::{HookFn, HostEvent, Inbox, Notification};
 pub use listen::ListenSpec;
+pub use managed::{MAX_MANAGED_BUFFERS, MAX_MANAGED_BYTES};
 pub use threads::ThreadStart;
 pub use transfer::{Status, Xfer};
 pub use work::{Desc, NO_REGION};

@@ -7,6 +7,7 @@ use baton_core::registry::LocalRegion;
 use baton_core::wire::MAX_REGION_KEYS;
 use baton_fabric::{Fabric, FabricError, Keys, MAX_RAILS, Memory, RegionKeys};
 use parking_lot::{Condvar, Mutex};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -20,9 +21,16 @@ pub(crate) struct OnFabric {
 }
 
 impl OnFabric {
-    /// Registers memory, or says why not.
-    pub fn register(fabric: &dyn Fabric, memory: &Memory) -> std::result::Result<OnFabric, FabricError> {
-        let keys = fabric.register(memory)?;
+    /// Registers memory, or says why not. With a file: memory that is the file from its first byte on.
+    pub fn register(
+        fabric: &dyn Fabric,
+        memory: &Memory,
+        file: Option<BorrowedFd<'_>>,
+    ) -> std::result::Result<OnFabric, FabricError> {
+        let keys = match file {
+            Some(file) => fabric.register_shared(memory, file),
+            None => fabric.register(memory),
+        }?;
         let made = OnFabric { keys, all: fabric.region_keys(keys) };
         made.check(memory).inspect_err(|_| made.take_back(fabric))?;
         Ok(made)
@@ -65,6 +73,8 @@ pub struct Mr {
     pub(crate) region: Arc<LocalRegion>,
     /// One entry per fabric, in the engine's order: what it made, or why it did not.
     pub(crate) on: Vec<std::result::Result<OnFabric, FabricError>>,
+    /// The engine allocated it: [`crate::managed`] withdraws it.
+    pub(crate) managed: bool,
     /// [`REVOKED`] and the count of transfers that use it.
     pins: AtomicU64,
     /// Guards nothing but the wait for the last pin.
@@ -76,8 +86,13 @@ pub struct Mr {
 const REVOKED: u64 = 1 << 63;
 
 impl Mr {
-    pub(crate) fn new(region: Arc<LocalRegion>, on: Vec<std::result::Result<OnFabric, FabricError>>) -> Mr {
-        Mr { region, on, pins: AtomicU64::new(0), waiting: Mutex::new(()), unpinned: Condvar::new() }
+    pub(crate) fn new(
+        region: Arc<LocalRegion>,
+        on: Vec<std::result::Result<OnFabric, FabricError>>,
+        managed: bool,
+    ) -> Mr {
+        let (waiting, unpinned) = (Mutex::new(()), Condvar::new());
+        Mr { region, on, managed, pins: AtomicU64::new(0), waiting, unpinned }
     }
 
     /// The keys with which a session on this fabric names the region in its own work requests.

@@ -10,6 +10,7 @@ use crate::inbox::{Hook, Inbox, Notification};
 use crate::landed::Landed;
 use crate::lifeline::LifelineHandle;
 use crate::listen::HalfOpen;
+use crate::managed::Managed;
 use crate::peer::{Conn, Peer};
 use crate::progress::{POLL_BATCH, Routes};
 use crate::region::Mr;
@@ -77,6 +78,7 @@ pub(crate) struct Shared {
     /// Regions that peers may name on the two-sided path.
     pub served: Arc<Served>,
     pub bounces: Bounces,
+    pub managed: Managed,
     pub block_lists: BlockLists,
     /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
     pub partial_registrations_said: Mutex<HashSet<(&'static str, bool)>>,
@@ -303,6 +305,10 @@ impl Shared {
         self.block_lists.write().clear();
         self.routes.iter().for_each(Routes::clear);
         self.hook.set(0, None);
+        // A thread that still runs may touch anything.
+        if joined.is_ok() {
+            self.free_all_managed();
+        }
         joined.map_err(|names| err!(Timeout, "threads still run after {patience:?}: {}", names.join(", ")))
     }
 }

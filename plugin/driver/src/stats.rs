@@ -34,6 +34,7 @@ impl Shared {
             "timeout_scale": self.config.timeout_scale,
             "threads": self.threads.names(),
             "regions": { "local": registry.local_regions, "remote": registry.remote_regions, "refused": registry.refused },
+            "managed": self.managed.stats(),
             "notifications_waiting": self.inbox.len(),
             "ids_unread": self.landed.total(),
             "counters": self.counter_values(),

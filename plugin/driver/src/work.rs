@@ -13,6 +13,7 @@ use baton_core::plan::{Pair, Plan, PlanError, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
 use baton_fabric::{Fabric, FabricError, Memory, MemoryKind, Op};
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,6 +68,11 @@ pub(crate) fn plan_error(e: PlanError) -> Error {
 impl Driver {
     /// Registers memory on every fabric that can have it. One is enough; a transfer over another then fails with its reason.
     pub fn register(&self, memory: &Memory) -> Result<u64> {
+        self.register_with(memory, None).map(|mr| mr.region.handle.0)
+    }
+
+    /// With a file: managed memory, which is the file from its first byte on.
+    pub(crate) fn register_with(&self, memory: &Memory, file: Option<BorrowedFd<'_>>) -> Result<Arc<Mr>> {
         let shared = &self.shared;
         shared.usable()?;
         if memory.len_bytes == 0 || memory.addr.checked_add(memory.len_bytes).is_none() {
@@ -78,7 +84,8 @@ impl Driver {
             ));
         }
         let exposed = shared.config.backends.one_sided;
-        let on = if exposed { shared.register_exposed(memory)? } else { shared.register_hidden(memory)? };
+        let on =
+            if exposed { shared.register_exposed(memory, file)? } else { shared.register_hidden(memory)? };
         let named: Vec<_> = shared
             .fabrics
             .iter()
@@ -92,12 +99,12 @@ impl Driver {
         drop(registry);
         match (handle, region) {
             (Ok(handle), Some(region)) => {
-                let mr = Arc::new(Mr::new(region, on));
+                let mr = Arc::new(Mr::new(region, on, file.is_some()));
                 if shared.config.backends.two_sided {
                     shared.served.add(&mr);
                 }
-                shared.regions.write().insert(handle.0, mr);
-                Ok(handle.0)
+                shared.regions.write().insert(handle.0, Arc::clone(&mr));
+                Ok(mr)
             }
             (outcome, _) => {
                 let made = shared.fabrics.iter().zip(&on);
@@ -112,10 +119,20 @@ impl Driver {
 
     /// Withdraws a registration. When it returns no byte will land in the memory any more.
     pub fn deregister(&self, handle: u64) -> Result<()> {
-        let shared = &self.shared;
-        let mr = shared.regions.write().remove(&handle);
+        let mut regions = self.shared.regions.write();
+        if regions.get(&handle).is_some_and(|mr| mr.managed) {
+            return Err(err!(InvalidParam, "region {handle:#x} is managed memory: use free_managed"));
+        }
+        let mr = regions.remove(&handle);
+        drop(regions);
         let mr = mr.ok_or_else(|| err!(NotFound, "region {handle:#x} is not registered (any more)"))?;
-        shared.registry.write().remove_local(RegionHandle(handle));
+        self.withdraw(&mr)
+    }
+
+    /// Ends all access to a region that no handle names any more. Can be repeated after an error.
+    pub(crate) fn withdraw(&self, mr: &Mr) -> Result<()> {
+        let shared = &self.shared;
+        shared.registry.write().remove_local(mr.region.handle);
         let limit = DEREGISTER_LIMIT * shared.config.timeout_scale;
         let deadline = Instant::now() + limit;
         mr.revoke();
@@ -127,17 +144,8 @@ impl Driver {
         if !shared.is_stopping() {
             shared.revoke_at_peers(mr.region.id(), deadline);
         }
-        shared.stop_serving(&mr, deadline);
-        let mut outcome = Ok(());
-        for (fabric, made) in shared.fabrics.iter().zip(&mr.on) {
-            let Ok(made) = made else { continue };
-            if let Err(e) =
-                fabric.deregister(made.keys, deadline.max(Instant::now() + Duration::from_millis(100)))
-            {
-                outcome = Err(err!(Local, "region {handle:#x} on fabric {}: {e}", fabric.name()));
-            }
-        }
-        outcome
+        shared.stop_serving(mr, deadline);
+        shared.take_from_fabrics(mr, deadline.max(Instant::now() + Duration::from_millis(100)))
     }
 
     /// The bytes with which a peer imports a region.
@@ -256,8 +264,13 @@ impl Driver {
 
 impl Shared {
     /// Registers memory so that peers can read and write it, as far as its owner permits.
-    fn register_exposed(&self, memory: &Memory) -> Result<Vec<std::result::Result<OnFabric, FabricError>>> {
-        let on: Vec<_> = self.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory)).collect();
+    fn register_exposed(
+        &self,
+        memory: &Memory,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<Vec<std::result::Result<OnFabric, FabricError>>> {
+        let on: Vec<_> =
+            self.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory, file)).collect();
         self.judge_registration(memory, &on)?;
         Ok(on)
     }
@@ -276,7 +289,7 @@ impl Shared {
         }
         let hidden = Memory { remote_read: false, remote_write: false, ..*memory };
         let register = |fabric: &Arc<dyn Fabric>| {
-            OnFabric::register(&**fabric, &hidden).inspect_err(|e| {
+            OnFabric::register(&**fabric, &hidden, None).inspect_err(|e| {
                 self.counters.registrations_partial.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!("memory at {:#x} is copied on fabric {}: {e}", memory.addr, fabric.name());
             })
@@ -313,6 +326,23 @@ impl Shared {
             mr.wait_unpinned(Instant::now() + self.scaled(crate::epoch::DRAIN_MS) * 2);
             return;
         }
+    }
+
+    /// Deregisters on every fabric; an error if one may still touch the memory.
+    pub(crate) fn take_from_fabrics(&self, mr: &Mr, deadline: Instant) -> Result<()> {
+        let mut outcome = Ok(());
+        for (fabric, made) in self.fabrics.iter().zip(&mr.on) {
+            let Ok(made) = made else { continue };
+            match fabric.deregister(made.keys, deadline) {
+                // A call that is repeated finds only those that failed before.
+                Ok(()) | Err(FabricError::NotFound(_)) => {}
+                Err(e) => {
+                    let handle = mr.region.handle.0;
+                    outcome = Err(err!(Local, "region {handle:#x} on fabric {}: {e}", fabric.name()));
+                }
+            }
+        }
+        outcome
     }
 
     /// An error if no fabric has the memory. What some could not have is counted, and said once per fabric and kind of memory.

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn register(
     }
 }
 
-fn checked_memory(memory: &BatonMemory) -> Result<Memory, Error> {
+pub(crate) fn checked_memory(memory: &BatonMemory) -> Result<Memory, Error> {
     let kind = match memory.kind {
         BATON_MEM_DRAM => MemoryKind::Dram,
         // Whether there is any is for the fabrics to say.
@@ -399,22 +399,6 @@ pub unsafe extern "C" fn notify_fd(engine: *mut BatonEngine, fd: *mut i32) -> Ba
             out(fd, e.driver.inbox().notify_fd().map_err(|e| err!(Local, "eventfd: {e}"))?, "fd")
         })
     }
-}
-
-/// Entries of later versions: guarded like all others, they say what they are.
-macro_rules! not_yet {
-    ($($name:ident($($arg:ident: $ty:ty),*)),* $(,)?) => {
-        $(pub unsafe extern "C" fn $name(engine: *mut BatonEngine, $($arg: $ty),*) -> BatonStatus {
-            $(let _unused = $arg;)*
-            // SAFETY: the contract.
-            unsafe { with(engine, |_| Err(err!(Unsupported, concat!(stringify!($name), " is not in this version of the engine")))) }
-        })*
-    };
-}
-
-not_yet! {
-    alloc_managed(memory: *mut BatonMemory, region: *mut u64),
-    free_managed(region: u64),
 }
 
 pub unsafe extern "C" fn progress(engine: *mut BatonEngine) -> BatonStatus {

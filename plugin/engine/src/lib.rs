@@ -8,6 +8,7 @@ mod create;
 mod entries;
 mod guard;
 mod logging;
+mod managed;
 mod object;
 mod settings;
 mod telling;
@@ -49,8 +50,8 @@ const TABLE: baton_abi::BatonEngineV1 = baton_abi::engine_table! {
     inbound_status: telling::inbound_status,
     set_event_hook: entries::set_event_hook,
     notify_fd: entries::notify_fd,
-    alloc_managed: entries::alloc_managed,
-    free_managed: entries::free_managed,
+    alloc_managed: managed::alloc_managed,
+    free_managed: managed::free_managed,
     progress: entries::progress,
     stats: entries::stats,
     set_log_level: entries::set_log_level,

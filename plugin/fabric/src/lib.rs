@@ -13,7 +13,7 @@ pub use types::*;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// A NIC, real, software or simulated. All calls may come from any thread and from several at once;
@@ -37,6 +37,16 @@ pub trait Fabric: Send + Sync {
     /// # Safety of use
     /// The memory must stay valid until [`Fabric::deregister`] has returned.
     fn register(&self, memory: &Memory) -> Result<Keys, FabricError>;
+
+    /// Registers memory that is a shared mapping of `file` from its first byte on. `file` is a memfd sealed against shrinking
+    /// and growing, which a fabric may let peers on this host map.
+    ///
+    /// # Safety of use
+    /// As [`Fabric::register`], and `file` stays open until then.
+    fn register_shared(&self, memory: &Memory, file: BorrowedFd<'_>) -> Result<Keys, FabricError> {
+        let _ = file;
+        self.register(memory)
+    }
 
     /// From now on no new access to the region starts; never blocks.
     fn revoke(&self, keys: Keys);
