@@ -321,9 +321,13 @@ typedef struct {
   BatonStatus (*set_event_hook)(BatonEngine *engine, uint32_t event_mask, BatonEventFn hook, void *user);
   // An eventfd that is readable while notifications wait; owned by the engine.
   BatonStatus (*notify_fd)(BatonEngine *engine, int32_t *fd);
-  // Memory that both ends may share without copying through the kernel.
+  // Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says
+  // and writes its address (which must be 0 before) and its region, which is used like any other. On huge
+  // pages where the machine has some; peers on this host may map it instead of copying through the kernel.
+  // Takes as long as zeroing takes. A forked child does not have it.
   BatonStatus (*alloc_managed)(BatonEngine *engine, BatonMemory *memory, uint64_t *region);
-  // Gives managed memory back.
+  // Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still
+  // mapped, as something may still touch it, and the call can be repeated. `destroy` frees what is left.
   BatonStatus (*free_managed)(BatonEngine *engine, uint64_t region);
   // Lets the calling thread move work for a moment; returns 1 if it found any.
   BatonStatus (*progress)(BatonEngine *engine);
@@ -565,11 +569,18 @@ BatonStatus baton_set_event_hook(BatonHost *host,
 // An eventfd that is readable while notifications wait; owned by the engine.
 BatonStatus baton_notify_fd(BatonHost *host, int32_t *fd);
 
-// Memory that both ends may share without copying through the kernel.
-BatonStatus baton_alloc_managed(BatonHost *host, BatonMemory *memory, uint64_t *region);
+// Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says and
+// writes its address (which must be 0 before) and its region, which is used like any other. On huge pages
+// where the machine has some; peers on this host may map it instead of copying through the kernel. Takes as
+// long as zeroing takes. A forked child does not have it.
+BatonStatus baton_alloc_managed(BatonHost *host,
+                                BatonMemory *memory,
+                                uint64_t *region);
 
-// Gives managed memory back.
-BatonStatus baton_free_managed(BatonHost *host, uint64_t region);
+// Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still
+// mapped, as something may still touch it, and the call can be repeated. `destroy` frees what is left.
+BatonStatus baton_free_managed(BatonHost *host,
+                               uint64_t region);
 
 // Lets the calling thread move work for a moment; returns 1 if it found any.
 BatonStatus baton_progress(BatonHost *host);

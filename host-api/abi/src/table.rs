@@ -149,16 +149,13 @@ pub struct BatonEngineV1 {
     ) -> BatonStatus,
     /// An eventfd that is readable while notifications wait; owned by the engine.
     pub notify_fd: unsafe extern "C" fn(engine: *mut BatonEngine, fd: *mut i32) -> BatonStatus,
-    /// Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says and writes its address
-    /// (which must be 0 before) and its region, which is used like any other. On huge pages where the machine has some; peers on
-    /// this host may map it instead of copying through the kernel. Takes as long as zeroing takes. A forked child does not have it.
+    /// Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says and writes its address (which must be 0 before) and its region, which is used like any other. On huge pages where the machine has some; peers on this host may map it instead of copying through the kernel. Takes as long as zeroing takes. A forked child does not have it.
     pub alloc_managed: unsafe extern "C" fn(
         engine: *mut BatonEngine,
         memory: *mut BatonMemory,
         region: *mut u64,
     ) -> BatonStatus,
-    /// Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still mapped, as something
-    /// may still touch it, and the call can be repeated. `destroy` frees what is left.
+    /// Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still mapped, as something may still touch it, and the call can be repeated. `destroy` frees what is left.
     pub free_managed: unsafe extern "C" fn(engine: *mut BatonEngine, region: u64) -> BatonStatus,
     /// Lets the calling thread move work for a moment; returns 1 if it found any.
     pub progress: unsafe extern "C" fn(engine: *mut BatonEngine) -> BatonStatus,

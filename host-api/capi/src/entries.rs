@@ -351,9 +351,7 @@ pub unsafe extern "C" fn baton_notify_fd(host: *mut BatonHost, fd: *mut i32) -> 
     entry(host, |table, engine| unsafe { (table.notify_fd)(engine, fd) })
 }
 
-/// Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says and writes its address
-/// (which must be 0 before) and its region, which is used like any other. On huge pages where the machine has some; peers on
-/// this host may map it instead of copying through the kernel. Takes as long as zeroing takes. A forked child does not have it.
+/// Allocates `memory.len_bytes` of zeroed, page-aligned host memory, registers it as `memory.access` says and writes its address (which must be 0 before) and its region, which is used like any other. On huge pages where the machine has some; peers on this host may map it instead of copying through the kernel. Takes as long as zeroing takes. A forked child does not have it.
 ///
 /// # Safety
 /// See the module.
@@ -367,8 +365,7 @@ pub unsafe extern "C" fn baton_alloc_managed(
     entry(host, |table, engine| unsafe { (table.alloc_managed)(engine, memory, region) })
 }
 
-/// Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still mapped, as something
-/// may still touch it, and the call can be repeated. `destroy` frees what is left.
+/// Withdraws managed memory like `deregister`, which refuses it, and unmaps it. After an error it is still mapped, as something may still touch it, and the call can be repeated. `destroy` frees what is left.
 ///
 /// # Safety
 /// See the module.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use baton_host::{
-    Engine, EngineOptions, Environment, ErrorCode, Event, Level, LogTo, Notification, Op, OpenError, Region,
-    RemoteRegion, SelectError, Source, Status,
+    Access, BatonMemory, Engine, EngineOptions, Environment, ErrorCode, Event, Level, LogTo, Notification,
+    Op, OpenError, Region, RemoteRegion, SelectError, Source, Status,
 };
 use baton_tests::{build_engine, scratch};
 
@@ -367,4 +367,50 @@ fn errors_of_an_operation_have_code_and_text() {
     }
     pair.a.notify("err-b", b"still alive").expect("notify");
     wait("a notification", || !pair.b.notifications().expect("notifications").is_empty());
+}
+
+#[test]
+fn a_host_moves_and_frees_buffers_of_the_engines_own() {
+    const LEN: usize = 300_000;
+    let (a, b) =
+        (Engine::open(options("own-a")).expect("open"), Engine::open(options("own-b")).expect("open"));
+    a.load_remote("own-b", &b.conn_info().expect("info")).expect("load");
+    let from = a.alloc_managed(LEN, Default::default()).expect("alloc");
+    let to = b.alloc_managed(LEN, Access { remote_read: false, remote_write: true }).expect("alloc");
+    let byte = |i: usize| (i * 31 + i / 256) as u8;
+    for i in 0..LEN {
+        // SAFETY: inside the buffer, and nothing is transferred yet.
+        unsafe {
+            assert_eq!(from.as_ptr().add(i).read() | to.as_ptr().add(i).read(), 0, "it begins with zeroes");
+            from.as_ptr().add(i).write(byte(i));
+        }
+    }
+    let remote = a.import_region("own-b", &to.export().expect("export")).expect("import");
+    let refused = a.create_xfer(Op::Read, "own-b", &[from.desc(0, 8)], &[remote.desc(to.addr(), 8)]);
+    assert_eq!(refused.expect_err("write-only").code, ErrorCode::InvalidParam);
+    let inner = LEN as u64 - 200;
+    let write = a
+        .create_xfer(Op::Write, "own-b", &[from.desc(100, inner)], &[remote.desc(to.addr() + 100, inner)])
+        .expect("create");
+    write.post(None).expect("post");
+    wait("the WRITE", || write.status().expect("status") == Status::Done);
+    for i in 0..LEN {
+        let expected = if (100..LEN - 100).contains(&i) { byte(i) } else { 0 };
+        // SAFETY: inside the buffer, and the transfer is done.
+        assert_eq!(unsafe { to.as_ptr().add(i).read_volatile() }, expected, "byte {i}");
+    }
+    let error = a.deregister_raw(from.handle()).expect_err("managed");
+    assert!(error.code == ErrorCode::InvalidParam && error.text.contains("free_managed"), "{error}");
+    let handle = from.handle();
+    from.free().map_err(|(_, error)| error).expect("free");
+    assert_eq!(a.free_managed_raw(handle).expect_err("freed").code, ErrorCode::NotFound);
+    assert_eq!(write.post(None).expect_err("freed").code, ErrorCode::NotFound);
+    let mut bad = BatonMemory { addr: 0, len_bytes: 1, device: 0, kind: 0, access: 8 };
+    assert_eq!(a.alloc_managed_raw(&mut bad).expect_err("access").code, ErrorCode::InvalidParam);
+    bad = BatonMemory { addr: 1, access: 3, ..bad };
+    assert_eq!(a.alloc_managed_raw(&mut bad).expect_err("an address").code, ErrorCode::InvalidParam);
+    let stats: serde_json::Value = serde_json::from_str(&b.stats().expect("stats")).expect("JSON");
+    assert_eq!(stats["managed"]["bytes"].as_u64(), Some(LEN as u64), "{stats}");
+    // Left to its engine's end.
+    std::mem::forget(to);
 }

@@ -42,7 +42,7 @@ pub trait Fabric: Send + Sync {
     /// and growing, which a fabric may let peers on this host map.
     ///
     /// # Safety of use
-    /// As [`Fabric::register`], and `file` stays open until then.
+    /// As [`Fabric::register`]: mapped, readable and writable; and `file` stays open until then.
     fn register_shared(&self, memory: &Memory, file: BorrowedFd<'_>) -> Result<Keys, FabricError> {
         let _ = file;
         self.register(memory)
