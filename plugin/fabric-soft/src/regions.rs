@@ -12,6 +12,7 @@
 //! both sequentially consistent: either the guard sees the key gone or the deregistration sees the guard.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -30,6 +31,9 @@ pub(crate) const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"BATONRGN");
 pub(crate) const FLAG_REMOTE_READ: u64 = 1;
 /// Peers may write.
 pub(crate) const FLAG_REMOTE_WRITE: u64 = 2;
+/// The memory is a sealed file, from its first byte on; the upper half of the flags is its descriptor.
+pub(crate) const FLAG_SHARED: u64 = 4;
+const FILE_SHIFT: u32 = 32;
 
 /// Slot of the table. The first four words are the stamp that peers read.
 #[repr(C, align(64))]
@@ -63,6 +67,12 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
+    /// The owner's descriptor of the file that holds a shared region.
+    pub fn file(&self) -> Option<i32> {
+        let number = i32::try_from(self.flags >> FILE_SHIFT).ok();
+        number.filter(|_| self.flags & FLAG_SHARED != 0)
+    }
+
     /// Whether an access of a peer is inside and permitted.
     pub fn permits(&self, addr: u64, len: u64, write: bool) -> bool {
         let flag = if write { FLAG_REMOTE_WRITE } else { FLAG_REMOTE_READ };
@@ -164,6 +174,11 @@ impl Regions {
 
     /// Registers host memory.
     pub fn register(&self, memory: &Memory) -> Result<Keys, FabricError> {
+        self.register_with(memory, None)
+    }
+
+    /// With a descriptor: that of the sealed file which the memory is, from its first byte on.
+    pub fn register_with(&self, memory: &Memory, file: Option<RawFd>) -> Result<Keys, FabricError> {
         if memory.kind != MemoryKind::Dram {
             return Err(FabricError::Unsupported(
                 "the software fabric registers host memory only, not the memory of an accelerator".into(),
@@ -183,7 +198,8 @@ impl Regions {
         let random = u64::from(u32::from_le_bytes(noise) | 1) & 0xff_ffff;
         let key = u64::from(index) << 40 | u64::from(generation) << 24 | random;
         let flags = if memory.remote_read { FLAG_REMOTE_READ } else { 0 }
-            | if memory.remote_write { FLAG_REMOTE_WRITE } else { 0 };
+            | if memory.remote_write { FLAG_REMOTE_WRITE } else { 0 }
+            | file.map_or(0, |fd| FLAG_SHARED | u64::from(fd.unsigned_abs()) << FILE_SHIFT);
         slot.base.store(memory.addr, Ordering::Relaxed);
         slot.len.store(memory.len_bytes, Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);
@@ -204,6 +220,14 @@ impl Regions {
                 "{} regions are registered, the most one fabric holds",
                 MAX_REGIONS - 1
             ))
+        })
+    }
+
+    /// Whether a registration is of a shared file.
+    pub fn is_shared(&self, keys: Keys) -> bool {
+        self.slot(index_of(keys.local)).is_some_and(|slot| {
+            let flags = slot.flags.load(Ordering::Relaxed);
+            slot.owner.load(Ordering::SeqCst) == keys.local && flags & FLAG_SHARED != 0
         })
     }
 
@@ -276,6 +300,11 @@ impl Guard<'_> {
     pub fn covers(&self, addr: u64, len: u64) -> bool {
         let base = self.slot.base.load(Ordering::Relaxed);
         inside(base, self.slot.len.load(Ordering::Relaxed), addr, len)
+    }
+
+    /// Whether the memory is a sealed file, which its owner cannot lose under a copy.
+    pub fn is_shared(&self) -> bool {
+        self.slot.flags.load(Ordering::Relaxed) & FLAG_SHARED != 0
     }
 
     /// Whether a peer may touch these bytes.

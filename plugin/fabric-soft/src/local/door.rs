@@ -12,7 +12,7 @@ pub const MAX_SLOTS: usize = 4096;
 
 /// Bytes of a door page.
 pub const DOOR_BYTES: usize = 4096;
-const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"BATONDR1");
+const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"BATONDR2");
 
 /// A set of slots that any thread or process adds to and takes from without a lock.
 ///
@@ -127,7 +127,9 @@ struct Page {
     _pad2: [u32; 15],
     /// 1 while a peer pulls megabytes out of the owner's memory: a hint.
     pulled: AtomicU32,
-    _pad3: [u32; 15],
+    /// 1 after a peer has withdrawn a managed region that the owner may have mapped.
+    withdrawn: AtomicU32,
+    _pad3: [u32; 14],
     slots: SlotSet,
 }
 
@@ -209,6 +211,17 @@ impl Door {
     /// Whether somebody pulls megabytes out of the owner's memory. A hint: a peer that was killed leaves it standing.
     pub fn is_pulled(&self) -> bool {
         self.page().pulled.load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells the owner that a managed region of a peer is gone.
+    pub fn set_withdrawn(&self) {
+        self.page().withdrawn.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether a peer has said so since the last call.
+    pub fn take_withdrawn(&self) -> bool {
+        let withdrawn = &self.page().withdrawn;
+        withdrawn.load(Ordering::Relaxed) != 0 && withdrawn.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Whether nobody has rung since [`Door::sleep`].

@@ -10,6 +10,7 @@ use super::inner::{Inner, Moved};
 use super::pull::{Fault, MAX_KEYS};
 use super::recv::RecvQueue;
 use super::ring::{self, Entry};
+use super::shared::Lookup;
 use crate::regions::{Guard, Regions};
 
 /// Guards of one batch: one per region, however many work requests touch it.
@@ -23,7 +24,7 @@ impl<'a> Guards<'a> {
         Guards { regions, held: [const { None }; MAX_KEYS] }
     }
 
-    /// Holds the region for an access; `Ok(false)` if the batch has to end first.
+    /// Holds the region for an access, and tells whether it is a shared file; `Ok(None)` if the batch has to end first.
     pub fn hold(
         &mut self,
         key: u64,
@@ -31,14 +32,14 @@ impl<'a> Guards<'a> {
         len: u64,
         write: bool,
         remote: bool,
-    ) -> Result<bool, WcStatus> {
+    ) -> Result<Option<bool>, WcStatus> {
         for slot in &mut self.held {
             match slot {
                 Some((held, guard)) if *held == key => {
                     let allowed =
                         if remote { guard.permits(addr, len, write) } else { guard.covers(addr, len) };
                     let refusal = if remote { WcStatus::RemoteAccess } else { WcStatus::LocalAccess };
-                    return if allowed { Ok(true) } else { Err(refusal) };
+                    return if allowed { Ok(Some(guard.is_shared())) } else { Err(refusal) };
                 }
                 Some(_) => {}
                 None => {
@@ -47,12 +48,13 @@ impl<'a> Guards<'a> {
                     } else {
                         self.regions.access_local(key, addr, len, write)
                     }?;
+                    let shared = guard.is_shared();
                     *slot = Some((key, guard));
-                    return Ok(true);
+                    return Ok(Some(shared));
                 }
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }
 
@@ -106,14 +108,17 @@ fn serve_open(
     budget: usize,
 ) -> Moved {
     let mut guards = Guards::new(&inner.regions);
-    let gathered = gather(endpoint, link, puller, tail, budget, &mut guards);
+    let mut sources = Lookup::new(&link.peer, &inner.stats);
+    let gathered = gather(endpoint, link, puller, tail, budget, &mut guards, &mut sources);
     let parts = puller.batch.len();
     let (done, fault) = if parts == 0 {
         (0, None)
     } else {
         inner.stats.pulls.add(1);
         inner.stats.pull_pieces.add(puller.batch.pieces() as u64);
-        // SAFETY: `guards` holds every region that the batch writes to until the call is over.
+        inner.stats.shared_bytes.add(puller.batch.shared_bytes() as u64);
+        // SAFETY: `guards` holds every region that the batch writes to until the call is over; those named with a source are
+        // managed memory, mapped as long as they are registered.
         unsafe { puller.batch.run(&link.peer, &link.stamp) }
     };
     let bytes = puller.batch.bytes();
@@ -162,6 +167,7 @@ fn gather(
     tail: u64,
     budget: usize,
     guards: &mut Guards<'_>,
+    sources: &mut Lookup<'_>,
 ) -> Gathered {
     puller.batch.clear();
     puller.entries.clear();
@@ -191,16 +197,18 @@ fn gather(
             Err(stop) => break stop,
         };
         if entry.len != 0 {
-            match guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, write_into) {
-                Ok(true) => {}
-                Ok(false) => break Stop::Full,
+            let held = guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, write_into);
+            let mapped = match held {
+                Ok(Some(shared)) => shared && entry.has(ring::SHARED),
+                Ok(None) => break Stop::Full,
                 Err(_) => break Stop::Refused(WcStatus::RemoteAccess),
-            }
+            };
             let left = u64::from(entry.len) - offset;
             let take = left.min((budget - puller.batch.bytes()) as u64);
             let key = if entry.has(ring::INLINE) { 0 } else { entry.own_key };
             let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
-            if !puller.batch.add(to, from, key, take as usize) {
+            let source = if mapped { sources.source(key) } else { None };
+            if !puller.batch.add(to, from, key, take as usize, source) {
                 break Stop::Full;
             }
             cut = left - take;

@@ -324,8 +324,40 @@ impl Inner {
         }
     }
 
+    /// A managed region has been withdrawn: peers that have it mapped let go of it.
+    pub fn tell_withdrawn(&self) {
+        for peer in self.peers.lock().iter() {
+            peer.door.set_withdrawn();
+            if peer.door.wake() {
+                self.stats.wakes.add(1);
+            }
+        }
+    }
+
+    /// Lets go of what peers have withdrawn.
+    fn drop_withdrawn(&self) {
+        let peers = self.peers.lock().clone();
+        for peer in peers {
+            peer.sources.drop_withdrawn(&peer, &self.stats);
+        }
+    }
+
+    /// Regions of peers mapped here.
+    pub fn mappings(&self) -> usize {
+        self.peers.lock().iter().map(|peer| peer.sources.len()).sum()
+    }
+
+    /// Forgets peers that no endpoint uses any more, with what is mapped of them.
+    pub fn forget_unused_peers(&self) {
+        // Only endpoints keep a peer.
+        self.peers.lock().retain(|peer| Arc::strong_count(peer) > 1);
+    }
+
     /// Takes the announcements of peers.
     pub fn harvest(&self) {
+        if self.door.take_withdrawn() {
+            self.drop_withdrawn();
+        }
         self.door.slots().take(|slot| self.touch(slot));
     }
 

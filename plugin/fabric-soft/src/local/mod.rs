@@ -12,8 +12,10 @@
 //! | `door` | which endpoints have news, and who sleeps |
 //! | `ring`, `send`, `payload`, `recv` | the queues of an endpoint |
 //! | `pull`, `inbound`, `outbound` | moving bytes |
+//! | `shared`, `copy` | managed memory of peers, mapped and copied without the kernel |
 //! | `inner`, `pool` | who does the work, and when |
 
+mod copy;
 mod door;
 mod endpoint;
 mod inbound;
@@ -26,11 +28,12 @@ mod pull;
 mod recv;
 mod ring;
 mod send;
+mod shared;
 mod shm;
 mod stats;
 mod sys;
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -165,12 +168,21 @@ impl Fabric for LocalFabric {
         self.inner.regions.register(memory)
     }
 
+    fn register_shared(&self, memory: &Memory, file: BorrowedFd<'_>) -> Result<Keys, FabricError> {
+        self.inner.regions.register_with(memory, Some(file.as_raw_fd()))
+    }
+
     fn revoke(&self, keys: Keys) {
         self.inner.regions.revoke(keys);
     }
 
     fn deregister(&self, keys: Keys, deadline: Instant) -> Result<(), FabricError> {
-        self.inner.regions.deregister(keys, deadline)
+        let shared = self.inner.regions.is_shared(keys);
+        let done = self.inner.regions.deregister(keys, deadline);
+        if shared {
+            self.inner.tell_withdrawn();
+        }
+        done
     }
 
     fn create_endpoint(
@@ -346,6 +358,8 @@ impl Fabric for LocalFabric {
             place.endpoint = None;
             self.inner.forget(id.slot);
         }
+        drop((place, endpoint));
+        self.inner.forget_unused_peers();
     }
 
     fn stats(&self) -> serde_json::Value {
@@ -366,7 +380,7 @@ impl Fabric for LocalFabric {
                 "waits_for_recv": endpoint.stalled.load(Ordering::Relaxed),
             }));
         }
-        serde_json::json!({ "counters": self.inner.stats.to_json(), "endpoints": endpoints })
+        serde_json::json!({ "counters": self.inner.stats.to_json(), "mappings": self.inner.mappings(), "endpoints": endpoints })
     }
 }
 
@@ -398,15 +412,20 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
         if source.as_ref().is_none_or(|(held, _)| *held != key) {
             source = inner.regions.access_local(key, addr, 0, false).ok().map(|guard| (key, guard));
         }
-        source.as_ref().is_some_and(|(_, guard)| guard.covers(addr, len))
+        let (_, guard) = source.as_ref()?;
+        guard.covers(addr, len).then(|| guard.is_shared())
     };
     let signaled = |i: usize| if batch.signaled && i == last { ring::SIGNALED } else { 0 };
     for (i, work) in batch.work.iter().enumerate() {
         let mut flags = signaled(i);
         if work.op == Op::Read {
             flags |= ring::READ;
-        } else if !readable(work.local_key, work.local_addr, u64::from(work.len_bytes)) {
-            flags |= ring::FAULT;
+        } else {
+            flags |= match readable(work.local_key, work.local_addr, u64::from(work.len_bytes)) {
+                Some(true) => ring::SHARED,
+                Some(false) => 0,
+                None => ring::FAULT,
+            };
         }
         let mut entry = Entry {
             own_addr: work.local_addr,
@@ -441,7 +460,7 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
     }
     let mut list = None;
     if entry.len != 0 && !extra.gather.is_empty() {
-        if !extra.pieces().all(|sge| readable(sge.local_key, sge.addr, u64::from(sge.len_bytes))) {
+        if !extra.pieces().all(|sge| readable(sge.local_key, sge.addr, u64::from(sge.len_bytes)).is_some()) {
             entry.flags |= ring::FAULT;
         }
         list = Some(send.keep_list(extra.pieces()));
@@ -452,7 +471,7 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
             entry.flags |= ring::INLINE;
         } else {
             (entry.own_addr, entry.own_key) = extra.staged.unwrap_or_default();
-            if !readable(entry.own_key, entry.own_addr, u64::from(entry.len)) {
+            if readable(entry.own_key, entry.own_addr, u64::from(entry.len)).is_none() {
                 entry.flags |= ring::FAULT;
             }
         }

@@ -7,8 +7,8 @@ use super::inbound::Guards;
 use super::inner::{Inner, Moved};
 use super::peer::Peer;
 use super::pull::Fault;
-use super::sys;
-use crate::regions::{MAX_REGIONS, SLOT_BYTES, Stamp, index_of};
+use super::shared::{Lookup, read_stamp};
+use crate::regions::{Stamp, index_of};
 
 /// Pulls up to `budget` bytes of READs whose turn it is.
 pub fn pull(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usize) -> Moved {
@@ -21,7 +21,8 @@ pub fn pull(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usi
         return Moved::NOTHING;
     }
     let mut guards = Guards::new(&inner.regions);
-    let (refused, cut) = gather(endpoint, link, puller, budget, &mut guards);
+    let mut sources = Lookup::new(&link.peer, &inner.stats);
+    let (refused, cut) = gather(endpoint, link, puller, budget, &mut guards, &mut sources);
     let parts = puller.batch.len();
     let (done, fault) = if parts == 0 {
         (0, None)
@@ -31,7 +32,9 @@ pub fn pull(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usi
         if link.peer.reads.is_heavy() {
             link.peer.door.set_pulled(true);
         }
-        // SAFETY: `guards` holds every region that the batch writes to until the call is over.
+        inner.stats.shared_bytes.add(puller.batch.shared_bytes() as u64);
+        // SAFETY: `guards` holds every region that the batch writes to until the call is over; those named with a source are
+        // managed memory, mapped as long as they are registered.
         unsafe { puller.batch.run(&link.peer, &link.stamp) }
     };
     drop(guards);
@@ -65,6 +68,7 @@ fn gather(
     puller: &mut Puller,
     budget: usize,
     guards: &mut Guards<'_>,
+    sources: &mut Lookup<'_>,
 ) -> (Option<WcStatus>, u64) {
     puller.batch.clear();
     let send = endpoint.send.lock();
@@ -76,18 +80,20 @@ fn gather(
             break;
         }
         let len = u64::from(entry.len);
-        if !known_stamp(&mut puller.known, &link.peer, entry.peer_key).permits(entry.peer_addr, len, false) {
+        let stamp = known_stamp(&mut puller.known, &link.peer, entry.peer_key);
+        if !stamp.permits(entry.peer_addr, len, false) {
             return (Some(WcStatus::RemoteAccess), 0);
         }
-        match guards.hold(entry.own_key, entry.own_addr, len, true, false) {
-            Ok(true) => {}
-            Ok(false) => break,
+        let mapped = match guards.hold(entry.own_key, entry.own_addr, len, true, false) {
+            Ok(Some(shared)) => shared && stamp.file().is_some(),
+            Ok(None) => break,
             Err(status) => return (Some(status), 0),
-        }
+        };
         let left = len - skip;
         let take = left.min((budget - puller.batch.bytes()) as u64);
         let (to, from) = (entry.own_addr + skip, entry.peer_addr + skip);
-        if !puller.batch.add(to, from, entry.peer_key, take as usize) {
+        let source = if mapped { sources.source(entry.peer_key) } else { None };
+        if !puller.batch.add(to, from, entry.peer_key, take as usize, source) {
             break;
         }
         if take < left {
@@ -103,13 +109,8 @@ fn known_stamp(known: &mut [Stamp; 16], peer: &Peer, key: u64) -> Stamp {
     let index = index_of(key);
     let cached = &mut known[index % 16];
     if cached.key != key || key == 0 {
-        let read = if index == 0 || index >= MAX_REGIONS {
-            None
-        } else {
-            sys::vm_read_words::<4>(peer.pid, peer.table.wrapping_add((index * SLOT_BYTES) as u64)).ok()
-        };
         // Another process or a half written stamp would be told by the stamp that every pull ends with.
-        *cached = read.map_or(Stamp::default(), |[key, base, len, flags]| Stamp { key, base, len, flags });
+        *cached = read_stamp(peer, key).unwrap_or_default();
     }
     if key != 0 && cached.key == key { *cached } else { Stamp::default() }
 }

@@ -7,6 +7,7 @@ use baton_fabric::FabricError;
 use serde::{Deserialize, Serialize};
 
 use super::door::Door;
+use super::shared::Sources;
 use super::sys;
 use crate::regions::{Header, TABLE_MAGIC};
 
@@ -97,6 +98,8 @@ pub struct Peer {
     pub token: u64,
     /// READs outstanding towards it.
     pub reads: Backlog,
+    /// Its managed regions that are mapped here.
+    pub sources: Sources,
     dead: AtomicBool,
 }
 
@@ -118,8 +121,8 @@ impl Peer {
         let page = fetch("door", peer.door_fd)?;
         let event = fetch("doorbell", peer.event_fd)?;
         let door = Door::open(&page, event).map_err(|e| format!("the door of process {pid}: {e}"))?;
-        let (reads, dead) = (Backlog::default(), AtomicBool::new(false));
-        Ok(Peer { pid, instance, table: peer.table, door, pidfd, token, reads, dead })
+        let (reads, sources, dead) = (Backlog::default(), Sources::default(), AtomicBool::new(false));
+        Ok(Peer { pid, instance, table: peer.table, door, pidfd, token, reads, sources, dead })
     }
 
     /// Fetches a descriptor of the peer's.

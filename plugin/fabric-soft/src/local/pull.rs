@@ -1,9 +1,14 @@
-//! One `process_vm_readv` for many pieces, with the peer's stamp as the last one.
+//! One `process_vm_readv` for many pieces, with the peer's stamp as the last one. Pieces between managed regions are copied out of
+//! mappings before it.
 //!
 //! The kernel copies pieces in order, so a stamp that is right was right while everything before it was copied: the process
 //! is the peer, its endpoint has not been fenced, the regions of the pieces had not been withdrawn.
 
+use std::sync::Arc;
+
+use super::copy;
 use super::peer::Peer;
+use super::shared::Source;
 use super::sys::{self, MAX_PIECES, Piece};
 use crate::regions::{SLOT_BYTES, index_of};
 
@@ -36,6 +41,8 @@ struct Part {
     peer_addr: u64,
     key: u64,
     len: usize,
+    /// Where the peer's bytes are mapped here; 0 if they come through the kernel.
+    mapped: u64,
 }
 
 /// Why a pull stopped at a part.
@@ -55,8 +62,11 @@ pub struct Batch {
     own: Vec<Piece>,
     peer: Vec<Piece>,
     keys: Vec<u64>,
+    /// Keep what the parts are copied out of mapped.
+    sources: Vec<Arc<Source>>,
     found: Box<[u64; STAMP_WORDS + MAX_KEYS]>,
     bytes: usize,
+    shared_bytes: usize,
 }
 
 impl Batch {
@@ -68,8 +78,10 @@ impl Batch {
             own: Vec::with_capacity(parts + 1),
             peer: Vec::with_capacity(parts + 1 + MAX_KEYS),
             keys: Vec::with_capacity(MAX_KEYS),
+            sources: Vec::with_capacity(MAX_KEYS),
             found: Box::new([0; STAMP_WORDS + MAX_KEYS]),
             bytes: 0,
+            shared_bytes: 0,
         }
     }
 
@@ -78,7 +90,14 @@ impl Batch {
         self.own.clear();
         self.peer.clear();
         self.keys.clear();
+        self.sources.clear();
         self.bytes = 0;
+        self.shared_bytes = 0;
+    }
+
+    /// Bytes of parts that are copied out of mappings.
+    pub fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     pub fn bytes(&self) -> usize {
@@ -94,8 +113,16 @@ impl Batch {
         self.peer.len()
     }
 
-    /// Adds a part; `false` if the batch has no room for it. A key of 0 says that the peer's memory is in no region.
-    pub fn add(&mut self, own_addr: u64, peer_addr: u64, key: u64, len: usize) -> bool {
+    /// Adds a part; `false` if the batch has no room for it. A key of 0 says that the peer's memory is in no region. With a
+    /// source, which must be that of the key, the part is copied out of it.
+    pub fn add(
+        &mut self,
+        own_addr: u64,
+        peer_addr: u64,
+        key: u64,
+        len: usize,
+        source: Option<&Arc<Source>>,
+    ) -> bool {
         if self.parts.len() == self.parts.capacity().min(MAX_PARTS) {
             return false;
         }
@@ -105,9 +132,17 @@ impl Batch {
             }
             self.keys.push(key);
         }
-        push(&mut self.own, own_addr, len);
-        push(&mut self.peer, peer_addr, len);
-        self.parts.push(Part { own_addr, peer_addr, key, len });
+        let mapped = source.and_then(|source| Some((source, source.at(peer_addr, len as u64)?)));
+        if let Some((source, _)) = mapped {
+            self.shared_bytes += len;
+            if !self.sources.iter().any(|held| Arc::ptr_eq(held, source)) {
+                self.sources.push(Arc::clone(source));
+            }
+        } else {
+            push(&mut self.own, own_addr, len);
+            push(&mut self.peer, peer_addr, len);
+        }
+        self.parts.push(Part { own_addr, peer_addr, key, len, mapped: mapped.map_or(0, |(_, at)| at) });
         self.bytes += len;
         true
     }
@@ -116,17 +151,37 @@ impl Batch {
     /// wrong with the next one, if it is known already.
     ///
     /// # Safety
-    /// This side's ranges of all parts must be memory whose owner lets it be overwritten until the call returns (held guards).
+    /// This side's ranges of all parts must be memory whose owner lets it be overwritten until the call returns (held guards); of
+    /// parts with a source, memory that is certainly mapped and writable.
     pub unsafe fn run(&mut self, peer: &Peer, stamp: &Stamp) -> (usize, Option<Fault>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_mapped() };
         let stamp_bytes = self.push_stamp(peer, stamp);
         // SAFETY: the caller's promise for the parts; the last piece is our own buffer.
         let result = unsafe { sys::vm_read(peer.pid, &self.own, &self.peer) };
         match result {
-            Ok(n) if n == self.bytes + stamp_bytes && self.stamp_is_right(stamp) => (self.parts.len(), None),
+            Ok(n) if n == self.bytes - self.shared_bytes + stamp_bytes && self.stamp_is_right(stamp) => {
+                (self.parts.len(), None)
+            }
             Err(libc::ESRCH) => (0, Some(Fault::Gone)),
             // SAFETY: as for this function.
             other => unsafe { self.diagnose(peer, stamp, other.unwrap_or(0)) },
         }
+    }
+
+    /// Copies the parts that need no kernel, and lets go of what they came from.
+    unsafe fn copy_mapped(&mut self) {
+        if self.shared_bytes == 0 {
+            return;
+        }
+        for part in self.parts.iter().filter(|part| part.mapped != 0) {
+            // SAFETY: `sources` keeps the mapping and has checked the bounds; the caller's promise for the target, which
+            // does not overlap a mapping that only this fabric knows.
+            unsafe { copy::copy(part.own_addr, part.mapped, part.len) };
+        }
+        // The stamp is read after the last byte.
+        copy::finish_copies();
+        self.sources.clear();
     }
 
     /// Appends the stamp's pieces to the call and returns their bytes.
@@ -156,6 +211,9 @@ impl Batch {
         for (i, part) in self.parts.iter().enumerate() {
             if !self.key_is_live(part.key) {
                 return (i, Some(Fault::PeerMemory));
+            }
+            if part.mapped != 0 {
+                continue;
             }
             end += part.len;
             if end > copied {

@@ -33,8 +33,10 @@ pub const READ: u32 = 16;
 pub const FAULT: u32 = 32;
 /// The next entry is a SEND too, and goes behind this one into the same RECV slot.
 pub const MORE: u32 = 64;
+/// The initiator's memory is managed: the target may copy out of a mapping of it.
+pub const SHARED: u32 = 128;
 
-const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE;
+const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE | SHARED;
 
 /// One work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

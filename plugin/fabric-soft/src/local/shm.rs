@@ -8,6 +8,52 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+/// A mapping for reading alone, of a file that a peer created; unmapped when dropped.
+pub struct ReadMapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: only its address is given out.
+unsafe impl Send for ReadMapping {}
+// SAFETY: as above.
+unsafe impl Sync for ReadMapping {}
+
+impl ReadMapping {
+    /// Maps the first `len` bytes; refuses a file whose pages the peer could take away.
+    pub fn open(fd: BorrowedFd<'_>, len: u64) -> io::Result<ReadMapping> {
+        let size = check_sealed(fd)?;
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|len| *len > 0 && *len as u64 <= size)
+            .ok_or_else(|| io::Error::other(format!("shared memory of {size} bytes, {len} are expected")))?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; its size is sealed.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) }?;
+        Ok(ReadMapping { base: NonNull::new(base.cast()).expect("mmap never returns null"), len })
+    }
+
+    /// First byte.
+    pub fn addr(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+}
+
+impl Drop for ReadMapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours; whoever copies out of it holds it.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Size of a file whose pages nobody can take away under a mapping.
+fn check_sealed(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let seals = fcntl_get_seals(fd)?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(io::Error::other(format!("shared memory with the seals {seals:?}, SHRINK is missing")));
+    }
+    Ok(fstat(fd)?.st_size.unsigned_abs())
+}
+
 /// With these nobody, not even the creator, can take pages away under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -43,14 +89,8 @@ impl Mapping {
 
     /// Maps what a peer created; refuses anything whose pages the peer could take away.
     pub fn open(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
-        let seals = fcntl_get_seals(fd)?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(io::Error::other(format!(
-                "shared memory with the seals {seals:?}, SHRINK is missing"
-            )));
-        }
-        let size = fstat(fd)?.st_size;
-        if size != len as i64 {
+        let size = check_sealed(fd)?;
+        if size != len as u64 {
             return Err(io::Error::other(format!("shared memory of {size} bytes, expected {len}")));
         }
         Mapping::shared(fd, len)

@@ -22,6 +22,16 @@ counters! {
     pulls,
     /// Pieces in them, after merging.
     pull_pieces,
+    /// Bytes copied out of mapped regions of peers, without the kernel.
+    shared_bytes,
+    /// Work requests between managed regions that the kernel copied for want of a mapping.
+    shared_fallbacks,
+    /// Managed regions of peers mapped.
+    mappings_made,
+    /// Those that could not be.
+    mappings_refused,
+    /// Those dropped because their owner withdrew them.
+    mappings_dropped,
     /// Bytes placed here for peers' WRITEs and SENDs.
     written_bytes,
     /// Bytes of own READs.

@@ -1,7 +1,13 @@
 //! A second process for the tests of the local fabric: the test binary runs itself and takes orders, one JSON object a line.
 
+// Each test binary uses its part of this.
+#![allow(dead_code)]
+
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc;
@@ -9,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use baton_fabric::*;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use serde_json::{Value, json};
 
 /// A test that waits longer has found a hang.
@@ -51,6 +59,39 @@ impl Block {
         let block = Block { bytes, addr, len, keys: fabric.register(&memory).expect("register") };
         block.fill(fill);
         block
+    }
+
+    /// As [`Block::new`], of managed memory: a sealed file, mapped between the sentinels; the file ends with some as well.
+    pub fn shared(fabric: &dyn Fabric, len: usize, fill: u8) -> (Block, Rc<OwnedFd>) {
+        let file =
+            memfd_create("baton-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+        let file_bytes = (len + 1).next_multiple_of(MARGIN);
+        ftruncate(&file, file_bytes as u64).expect("ftruncate");
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("seals");
+        let room = file_bytes + 2 * MARGIN;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: fresh anonymous memory, then the file over its middle, which nobody knows yet; never unmapped.
+        let bytes: &'static [AtomicU8] = unsafe {
+            let base = mmap_anonymous(std::ptr::null_mut(), room, access, MapFlags::PRIVATE).expect("mmap");
+            let middle = base.byte_add(MARGIN);
+            mmap(middle, file_bytes, access, MapFlags::SHARED | MapFlags::FIXED, &file, 0).expect("mmap");
+            std::slice::from_raw_parts(base.cast(), room)
+        };
+        bytes.iter().for_each(|byte| byte.store(SENTINEL, Ordering::Relaxed));
+        let addr = bytes.as_ptr() as u64 + MARGIN as u64;
+        let memory = Memory {
+            addr,
+            len_bytes: len as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: true,
+            remote_write: true,
+            ordered: false,
+        };
+        let keys = fabric.register_shared(&memory, file.as_fd()).expect("register");
+        let block = Block { bytes, addr, len, keys };
+        block.fill(fill);
+        (block, Rc::new(file))
     }
 
     fn inside(&self) -> &[AtomicU8] {
@@ -190,6 +231,18 @@ impl Peer {
         Remote { index: number("index"), addr: number("addr"), key: number("key") }
     }
 
+    /// Address and key of new managed memory there.
+    pub fn shared_block(&mut self, len: usize, fill: u8) -> Remote {
+        let answer = self.ask(json!({ "do": "shared_block", "len": len, "fill": fill }));
+        let number = |name: &str| answer[name].as_u64().expect("a number");
+        Remote { index: number("index"), addr: number("addr"), key: number("key") }
+    }
+
+    /// A counter of the fabric there.
+    pub fn counter(&mut self, name: &str) -> u64 {
+        self.ask(json!({ "do": "counter", "name": name })).as_u64().expect("a number")
+    }
+
     /// A connected pair; the other end is the peer's newest endpoint.
     pub fn connect(&mut self, fabric: &dyn Fabric) -> (EndpointId, Value) {
         let theirs = self.ask(json!({ "do": "endpoint" }));
@@ -261,6 +314,13 @@ pub fn poll_until(fabric: &dyn Fabric, enough: impl Fn(&[Completion]) -> bool) -
     all
 }
 
+/// A counter of a fabric, or how many regions it has mapped.
+pub fn counter(fabric: &dyn Fabric, name: &str) -> u64 {
+    let stats = fabric.stats();
+    let value = if name == "mappings" { &stats[name] } else { &stats["counters"][name] };
+    value.as_u64().unwrap_or_else(|| panic!("no counter {name} in {stats}"))
+}
+
 pub fn wait(what: &str, condition: impl Fn() -> bool) {
     let give_up = soon();
     while !condition() {
@@ -274,6 +334,8 @@ pub fn wait(what: &str, condition: impl Fn() -> bool) {
 struct Orders {
     served: Served,
     blocks: Vec<Block>,
+    /// Of managed blocks, by their index.
+    files: HashMap<u64, Rc<OwnedFd>>,
     endpoints: Vec<EndpointId>,
     next_seq: u64,
 }
@@ -283,7 +345,13 @@ pub fn second_process() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let mut orders = Orders { served: Served::new(), blocks: Vec::new(), endpoints: Vec::new(), next_seq: 0 };
+    let mut orders = Orders {
+        served: Served::new(),
+        blocks: Vec::new(),
+        files: HashMap::new(),
+        endpoints: Vec::new(),
+        next_seq: 0,
+    };
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let order: Value = serde_json::from_str(&line).expect("JSON");
         let answer = orders.follow(&order);
@@ -310,6 +378,24 @@ impl Orders {
                 let block = Block::new(self.fabric(), number("len") as usize, number("fill") as u8);
                 self.blocks.push(block);
                 json!({ "index": self.blocks.len() - 1, "addr": block.addr, "key": block.keys.remote })
+            }
+            "shared_block" => {
+                let (block, file) =
+                    Block::shared(self.fabric(), number("len") as usize, number("fill") as u8);
+                self.files.insert(self.blocks.len() as u64, file);
+                self.blocks.push(block);
+                json!({ "index": self.blocks.len() - 1, "addr": block.addr, "key": block.keys.remote })
+            }
+            // Deregistered first, as a managed buffer is; its pages stay in the mapping here.
+            "free_shared" => {
+                let keys = self.blocks[number("index") as usize].keys;
+                self.fabric().deregister(keys, soon()).expect("deregister");
+                json!(self.files.remove(&number("index")).is_some())
+            }
+            "counter" => counter(self.fabric(), order["name"].as_str().expect("a name")).into(),
+            "fill" => {
+                self.blocks[number("index") as usize].fill(number("fill") as u8);
+                json!("ok")
             }
             "pattern" => {
                 self.blocks[number("index") as usize].fill_pattern(number("seed"));
@@ -379,7 +465,7 @@ impl Orders {
             addr: order["addr"].as_u64().expect("addr"),
             key: order["key"].as_u64().expect("key"),
         };
-        let source = self.blocks[0];
+        let source = self.blocks[order["index"].as_u64().unwrap_or(0) as usize];
         let endpoint = self.newest();
         let piece = order["piece"].as_u64().expect("piece") as usize;
         let work: Vec<Template> = (0..source.len / piece)
