@@ -23,32 +23,15 @@ fn world(seed: u64) -> World {
     world
 }
 
-/// Number of the next frame and the last received one, as the hostile node would tell.
-fn next_frame(world: &World) -> FrameHeader {
-    let counters = world.nodes[1].channel.counters();
-    let seq = counters.frames_sent + 1;
-    FrameHeader { session: SESSION, epoch: Epoch(world.epoch), seq, ack: counters.frames_received }
-}
-
+/// A frame of the hostile node's own making.
 fn send_frame(world: &mut World, change: impl FnOnce(&mut FrameHeader), frame: &Frame<'_>) {
-    let mut header = next_frame(world);
-    change(&mut header);
-    let mut bytes = Vec::new();
-    encode_frame(header, frame, &mut bytes).unwrap();
-    world.inject(1, 0, &bytes);
+    world.say(1, change, frame);
     world.settle();
 }
 
-/// A message on lane 0 with the number that follows.
+/// A message on lane 0.
 fn send_data(world: &mut World, kind: DataKind, block: Block, change: impl FnOnce(&mut DataHeader)) {
-    let lane_seq = world.nodes[0].channel.stats().lanes[0].received as u32;
-    let mut header =
-        DataHeader { kind, data_crc: false, session: SESSION, epoch: Epoch(world.epoch), lane_seq, block };
-    change(&mut header);
-    let mut bytes = Vec::new();
-    encode_message(&header, &[], world.config.slot, &mut bytes).unwrap();
-    bytes.resize(64 + block.len as usize, 0xBB);
-    world.inject(1, 1, &bytes);
+    world.put(1, kind, block, change);
     world.settle();
 }
 
@@ -194,7 +177,7 @@ fn a_peer_that_ends_the_epoch_by_a_violation_is_not_looked_at_any_more() {
     let mut world = world(5);
     world.inject(1, 0, &[1; 60]);
     let frame = Frame::Notify { seq: NotifySeq(1), after_transfer: 0, total_len: 1, offset: 0, bytes: b"a" };
-    let (mut bytes, header) = (Vec::new(), next_frame(&world));
+    let (mut bytes, header) = (Vec::new(), world.next_frame(1));
     encode_frame(header, &frame, &mut bytes).unwrap();
     world.inject(1, 0, &bytes);
     world.settle();

@@ -4,7 +4,9 @@
 //! bytes are read only when a SEND is executed, memory that is used again before its completion.
 #![allow(dead_code)]
 
+mod check;
 mod epochs;
+mod hostile;
 mod mem;
 #[path = "../seeded/mod.rs"]
 mod seeded;
@@ -104,7 +106,7 @@ enum Recv {
 
 /// One queue pair end.
 #[derive(Default)]
-struct End {
+pub struct End {
     queue: VecDeque<(u64, Wr)>,
     recvs: VecDeque<(u64, Recv)>,
     cq: VecDeque<Completion>,
@@ -143,6 +145,9 @@ pub struct World {
     /// The peer may be hostile: a SEND without a RECV is its own fault. What crossed last is kept, by end.
     pub hostile: bool,
     pub tap: Vec<(usize, Vec<u8>)>,
+    pub steps: u64,
+    /// Node 1's pool is not its own.
+    shares_pool: bool,
     /// The next copy of that node fails so.
     pub fail_copy: Option<(usize, Status)>,
 }
@@ -173,7 +178,7 @@ fn serve_pool(pool: &mut Pool, mem: &Mem, now: Nanos) {
 impl World {
     pub fn new(config: Config, seed: u64) -> World {
         let pool = Pool::new(config.pool, START);
-        World::with_pool(config, seed, pool, Slabs::default())
+        World { shares_pool: false, ..World::with_pool(config, seed, pool, Slabs::default()) }
     }
 
     /// Node 1 uses a pool that others use too.
@@ -194,6 +199,8 @@ impl World {
             no_copies: Vec::new(),
             hostile: false,
             tap: Vec::new(),
+            steps: 0,
+            shares_pool: true,
             fail_copy: None,
             config,
         }
@@ -237,6 +244,10 @@ impl World {
         let node = &mut self.nodes[n];
         while let Some(action) = node.pool.next_action(self.now) {
             node.pool_jobs.push_back(action);
+        }
+        // Where others use it too, whoever owns it tells them.
+        while !(self.shares_pool && n == 1) && node.pool.next_hungry().is_some() {
+            node.channel.on_pool_changed();
         }
     }
 
@@ -438,6 +449,10 @@ impl World {
             return false;
         }
         self.now = Nanos(self.now.0 + 1_000);
+        self.steps += 1;
+        if self.steps.is_multiple_of(32) {
+            self.check_credit();
+        }
         match self.rng.pick(&choices) {
             (n, index, 0) => self.execute(n, index),
             (n, index, 1) => self.poll(n, index),
@@ -485,7 +500,7 @@ impl World {
             self.settle();
             let channels = self.nodes.iter().filter_map(|node| node.channel.next_timeout());
             let pools = self.nodes.iter().filter_map(|node| node.pool.next_timeout(self.now));
-            let next = channels.chain(pools).min().unwrap_or(until);
+            let next = channels.chain(pools).min().unwrap_or(Nanos(u64::MAX));
             if next <= self.now {
                 stuck += 1;
                 assert!(
@@ -504,7 +519,10 @@ impl World {
             self.now = next;
             for n in [0, 1] {
                 let node = &mut self.nodes[n];
-                node.channel.on_timeout(self.now, &node.pool);
+                // A driver calls nobody who has not asked for it.
+                if node.channel.next_timeout().is_some_and(|at| at <= self.now) {
+                    node.channel.on_timeout(self.now, &node.pool);
+                }
                 self.pump(n);
             }
         }

@@ -204,8 +204,9 @@ impl Channel {
             Some(asked) => asked.plus_ms(limits.reclaim_ms),
             None => lane.last_data.plus_ms(limits.lane_idle_ms),
         });
-        let busy =
-            |lane: &super::LanePort| lane.outstanding() > limits.idle_slots || lane.reclaim_asked.is_some();
+        let busy = |lane: &super::LanePort| {
+            lane.outstanding() > limits.idle_slots || lane.reclaim_asked.is_some() || lane.pool_changed
+        };
         lanes.zip(&self.lanes).filter(|(_, lane)| busy(lane)).map(|(at, _)| at).min()
     }
 
@@ -217,7 +218,7 @@ impl Channel {
                 continue;
             }
             lane.target = limits.idle_slots.clamp(1, lane.depth);
-            lane.since_raise = 0;
+            (lane.since_raise, lane.pool_changed) = (0, false);
             let due = lane.reclaim_asked.is_none_or(|asked| now >= asked.plus_ms(limits.reclaim_ms));
             if !due {
                 continue;

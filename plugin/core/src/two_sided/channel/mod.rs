@@ -443,9 +443,10 @@ impl Channel {
         self.end(TwoEnd::PostFailed { endpoint });
     }
 
-    /// The pool has slots again.
+    /// The pool has slots again, or wants some back.
     pub fn on_pool_changed(&mut self) {
         self.send_starved = false;
+        self.lanes.iter_mut().for_each(|lane| lane.pool_changed = true);
         self.slots_came_back();
     }
 

@@ -136,6 +136,8 @@ pub(super) struct LanePort {
     /// To be asked back, and when it was.
     pub(super) reclaim: u32,
     pub(super) reclaim_asked: Option<Nanos>,
+    /// The pool has changed since it was looked whether RECVs should be asked back.
+    pub(super) pool_changed: bool,
 }
 
 impl LanePort {
@@ -159,6 +161,7 @@ impl LanePort {
             starved: false,
             reclaim: 0,
             reclaim_asked: None,
+            pool_changed: false,
         }
     }
 

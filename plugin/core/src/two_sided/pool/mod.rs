@@ -239,6 +239,8 @@ pub struct Pool {
     peers: HashMap<PeerKey, Lent>,
     hungry: Waiters,
     send_hungry: Waiters,
+    /// Peers with RECVs in a slab that has begun to drain.
+    asked: Waiters,
     /// Slabs that are ACTIVE.
     active: u32,
     free: u32,
@@ -264,6 +266,7 @@ impl Pool {
             peers: HashMap::new(),
             hungry: Waiters::default(),
             send_hungry: Waiters::default(),
+            asked: Waiters::default(),
             active: 0,
             free: 0,
             lent: 0,
@@ -294,6 +297,7 @@ impl Pool {
         assert_eq!((lent.recvs, lent.sends), (0, 0), "{peer:?} leaves with slots");
         self.hungry.leave(peer);
         self.send_hungry.leave(peer);
+        self.asked.leave(peer);
     }
 
     /// A FREE slot becomes a RECV of that lane; `None`: there is none, or the peer has its share. A peer that got none because
@@ -464,17 +468,21 @@ impl Pool {
         !self.hungry.is_empty() || self.slab_count() > self.config.base_slabs
     }
 
-    /// A peer that got no slot and may get one now. Ask until `None` whenever slots came back or a slab was made.
+    /// A peer that got no slot and may get one now, or whose RECVs lie in a slab that has begun to drain: its channel is told by
+    /// `on_pool_changed`. Ask until `None` whenever slots came back, a slab was made, or the pool was asked for actions.
     #[must_use]
     pub fn next_hungry(&mut self) -> Option<PeerKey> {
         // Those first whose slots come back soon.
         let sender = if self.free > 0 { self.send_hungry.pop() } else { None };
-        sender.or_else(|| if self.has_recv_slot() { self.hungry.pop() } else { None })
+        let fed = sender.or_else(|| if self.has_recv_slot() { self.hungry.pop() } else { None });
+        fed.or_else(|| self.asked.pop())
     }
 
     /// Whether [`Pool::next_hungry`] has somebody.
     pub(super) fn can_feed(&self) -> bool {
-        !self.send_hungry.is_empty() && self.free > 0 || !self.hungry.is_empty() && self.has_recv_slot()
+        !self.send_hungry.is_empty() && self.free > 0
+            || !self.hungry.is_empty() && self.has_recv_slot()
+            || !self.asked.is_empty()
     }
 
     /// Where it stands.

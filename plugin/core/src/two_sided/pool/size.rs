@@ -166,6 +166,12 @@ impl Pool {
                 slab.retired += 1;
                 self.free -= 1;
             }
+            // Who is idle does not look by itself.
+            for slot in &slab.slots {
+                if let SlotState::Posted(holder) = slot {
+                    self.asked.join(holder.peer);
+                }
+            }
             self.usable.remove(&(nth as u32));
             self.note_drained(SlabId(nth as u32));
         }
