@@ -83,10 +83,10 @@ pub const SETTINGS: &[Setting] = &[
         name: "backend",
         variable: "BATON_BACKEND",
         values: Values::OneOf(&["auto", "one-sided", "two-sided"]),
-        default: Some("auto"),
+        default: Some("one-sided"),
         otherwise: "",
         reader: Reader::Engine,
-        what: "How blocks travel.",
+        what: "How blocks travel: into the peer's memory, by SEND and RECV through bounce memory, or, with `auto` on both sides, the first but for memory that has no key.",
     },
     Setting {
         name: "fabric",

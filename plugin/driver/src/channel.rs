@@ -1,6 +1,6 @@
 //! The channel of a peer: everything of one epoch. It has a one-sided path, a two-sided one, or both.
 
-use crate::error::Result;
+use crate::error::{Code, Result};
 use crate::lane_map::LaneMap;
 use crate::lifeline::LifelineHandle;
 use crate::memory::EpochMemory;
@@ -65,15 +65,24 @@ impl Channel {
         }
     }
 
-    /// Takes a begun transfer over.
+    /// Takes a begun transfer over. Where both paths are there the one-sided one has it, which copies least, unless memory of the
+    /// transfer has no key on this fabric.
     pub fn submit(&mut self, now: Nanos, token: u64, xfer: &Xfer, tell: Tell<'_>) -> Result<()> {
-        match (&mut self.one_sided, &mut self.two_sided) {
-            (Some(one), _) => {
-                let work = one.lanes.prepare(xfer)?;
+        let prepared = self.one_sided.as_ref().map(|one| one.lanes.prepare(xfer));
+        match (prepared, &mut self.one_sided, &mut self.two_sided) {
+            (Some(Ok(work)), Some(one), _) => {
                 one.session.submit_telling(now, token, work, tell).map_err(submit_error)
             }
-            (None, Some(two)) => two.submit(now, token, xfer, tell),
-            (None, None) => unreachable!("a channel has a path"),
+            (Some(Err(why)), _, Some(two)) if why.code == Code::Unsupported => {
+                two.submit(now, token, xfer, tell).map_err(|e| match e.code {
+                    // Neither path takes it: what the first one lacks is what helps.
+                    Code::Unsupported => why,
+                    _ => e,
+                })
+            }
+            (Some(Err(why)), _, _) => Err(why),
+            (_, _, Some(two)) => two.submit(now, token, xfer, tell),
+            _ => unreachable!("a channel has a path"),
         }
     }
 

@@ -11,7 +11,7 @@ use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
 use baton_core::two_sided::chunks::Piece;
 use baton_core::wire::Access;
-use baton_fabric::{Memory, Op};
+use baton_fabric::{Memory, MemoryKind, Op};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -124,6 +124,23 @@ impl Xfer {
                 Unsupported,
                 "{len_bytes} bytes at {addr:#x} are not registered, and the session with the peer is one-sided: register the \
                  memory, or use BATON_BACKEND=two-sided on both sides"
+            )),
+        }
+    }
+
+    /// The two-sided path copies with the CPU.
+    pub(crate) fn refuse_vram(&self) -> Result<()> {
+        let local = self.locals.iter().map(|mr| (mr.region.memory.kind, mr.region.handle.0, "local"));
+        let remote = self.remotes.iter().filter_map(|side| match side {
+            RemoteSide::Peer(region) => Some((region.blob.kind, region.blob.region.0, "remote")),
+            RemoteSide::Own(_) => None,
+        });
+        match local.chain(remote).find(|(kind, ..)| *kind != MemoryKind::Dram) {
+            None => Ok(()),
+            Some((kind, region, side)) => Err(err!(
+                Unsupported,
+                "{side} region {region:#x} is {kind:?}: the two-sided backend copies with the CPU, which reaches host memory only; \
+                 use BATON_BACKEND=one-sided"
             )),
         }
     }

@@ -100,7 +100,8 @@ impl Driver {
         match (handle, region) {
             (Ok(handle), Some(region)) => {
                 let mr = Arc::new(Mr::new(region, on, file.is_some()));
-                if shared.config.backends.two_sided {
+                // What the CPU does not reach is not served by copies.
+                if shared.config.backends.two_sided && memory.kind == MemoryKind::Dram {
                     shared.served.add(&mr);
                 }
                 shared.regions.write().insert(handle.0, Arc::clone(&mr));

@@ -18,6 +18,7 @@ macro_rules! on_each_fabric {
         mod verbs_meagre_by_send { $(#[test] fn $name() { super::$name("verbs meagre send"); })* }
         mod tcp { $(#[test] fn $name() { super::$name("tcp"); })* }
         mod local_by_send { $(#[test] fn $name() { super::$name("local send"); })* }
+        mod tcp_auto { $(#[test] fn $name() { super::$name("tcp auto"); })* }
         mod local_two_sided { $(#[test] fn $name() { super::$name("local two-sided"); })* }
         mod tcp_two_sided { $(#[test] fn $name() { super::$name("tcp two-sided"); })* }
         mod verbs_two_sided { $(#[test] fn $name() { super::$name("verbs two-sided"); super::common::verbs::assert_rules(); })* }

@@ -48,6 +48,31 @@ fn memory_that_is_not_registered_is_refused_where_the_session_is_one_sided() {
 }
 
 #[test]
+fn with_both_backends_only_memory_without_a_key_goes_through_bounce_memory() {
+    let (a, b) = pair(&["tcp auto"]);
+    let (known, unknown) = (Buffer::new(&a, LEN, 1), Buffer::unregistered(LEN, 2));
+    let there = Buffer::new(&b, LEN, 9);
+    let remote = import(&a, "b", &b, &there);
+    for (here, through_bounce) in [(&known, 0), (&unknown, 1), (&known, 1)] {
+        let write = scattered(&a, Op::Write, "b", here, &there, remote, LEN);
+        a.post(&write, Some(b"there")).expect("post");
+        done(&a, &write);
+        assert_eq!(notification(&b).message, b"there");
+        assert_same(&there, here);
+        let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
+        let two = &stats["peers"][0]["session"]["two_sided"]["counters"];
+        assert_eq!(two["transfers_done"], through_bounce, "{two}");
+    }
+    // One side that has but one backend decides.
+    let c = engine("c", &["tcp two-sided"]);
+    c.load_remote(Some("b"), b.conn_info()).expect("load");
+    assert!(c.connect("b", 10_000).expect("connect"));
+    let stats: serde_json::Value = serde_json::from_str(&c.stats()).expect("JSON");
+    let session = &stats["peers"][0]["session"];
+    assert!(session["protocol"].is_null() && session["two_sided"].is_object(), "{session}");
+}
+
+#[test]
 fn a_two_sided_engine_exports_no_key_and_permits_what_the_host_permits() {
     let (a, b) = pair(&["tcp two-sided"]);
     let there = Buffer::new(&b, 4096, 9);

@@ -93,7 +93,7 @@ pub unsafe fn read(options: &BatonCreateOptions) -> Result<Settings, Error> {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            backend: "auto",
+            backend: "one-sided",
             fabric: "auto".into(),
             notify: NotifyMode::Immediate,
             listen: None,
@@ -155,10 +155,9 @@ impl Settings {
         Ok(())
     }
 
-    /// What to offer to peers. Until both backends are measured against each other, "auto" is the one that needs no copies.
+    /// What to offer to peers.
     fn backends(&self) -> Backends {
-        let two_sided = self.backend == "two-sided";
-        Backends { one_sided: !two_sided, two_sided }
+        Backends { one_sided: self.backend != "two-sided", two_sided: self.backend != "one-sided" }
     }
 
     /// The addresses at which this host shall be reached, as far as somebody said so.

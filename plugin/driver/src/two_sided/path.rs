@@ -55,6 +55,7 @@ impl TwoSided {
             Op::Read => Direction::Read,
         };
         check_message(tell.message_len())?;
+        xfer.refuse_vram()?;
         let body = (!tell.is_nothing()).then(|| seal(tell));
         let pieces = xfer.pieces()?;
         let taken = self.exec.channel.submit(now, token, direction, pieces, body.as_deref());

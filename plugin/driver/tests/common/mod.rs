@@ -19,11 +19,13 @@ pub const WATCHDOG: Duration = Duration::from_secs(20);
 const SENDS: &str = " send";
 /// Behind a fabric's name: engines that offer the two-sided backend alone.
 const TWO_SIDED: &str = " two-sided";
+/// Behind a fabric's name: engines that offer both backends.
+const AUTO: &str = " auto";
 /// Bytes around each buffer that nothing may touch.
 const GUARD: usize = 64;
 
 pub fn fabric(name: &str) -> Arc<dyn Fabric> {
-    match name.trim_end_matches(SENDS).trim_end_matches(TWO_SIDED) {
+    match name.trim_end_matches(SENDS).trim_end_matches(TWO_SIDED).trim_end_matches(AUTO) {
         "local" => LocalFabric::new(LocalConfig::default()).expect("local fabric"),
         "tcp" => TcpFabric::new(TcpConfig::default()).expect("tcp fabric"),
         kind if kind.starts_with("verbs") => verbs::fabric(kind),
@@ -57,7 +59,8 @@ pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
     let sends = fabrics.iter().any(|name| name.ends_with(SENDS));
     let notify = if sends { NotifyMode::Send } else { NotifyMode::Immediate };
     let two_sided = fabrics.iter().any(|name| name.ends_with(TWO_SIDED));
-    let backends = baton_driver::Backends { one_sided: !two_sided, two_sided };
+    let auto = fabrics.iter().any(|name| name.ends_with(AUTO));
+    let backends = baton_driver::Backends { one_sided: !two_sided, two_sided: two_sided || auto };
     let fabrics = fabrics.iter().map(|name| fabric(name)).collect();
     Driver::create(Config { notify, backends, ..config(name, spin_us) }, fabrics).expect("engine")
 }
