@@ -55,6 +55,8 @@ pub enum WordOutcome {
     Unchanged,
     /// Of another epoch; ignored.
     Stale,
+    /// Less than was known; ignored. Nobody who keeps the rules writes that.
+    Lower,
 }
 
 /// The sender's half.
@@ -117,8 +119,11 @@ impl SendCredit {
         }
         // Serial arithmetic on 48 bits: "behind" is a late word, not a leap of 2^47.
         let ahead = word.count.wrapping_sub(self.known) & COUNT_MASK;
-        if ahead == 0 || ahead > COUNT_MASK / 2 {
+        if ahead == 0 {
             return Ok(WordOutcome::Unchanged);
+        }
+        if ahead > COUNT_MASK / 2 {
+            return Ok(WordOutcome::Lower);
         }
         let granted = self.known + ahead;
         // granted ≤ received + depth ≤ consumed + depth ≤ known + depth: the tightest bound this side can check.

@@ -3,53 +3,10 @@
 mod two_toy;
 
 use baton_core::two_sided::codec::{Direction, Frame, FrameHeader, encode_frame};
-use baton_core::two_sided::pool::{PeerKey, Pool, PoolConfig};
+use baton_core::two_sided::notes::Resolve;
+use baton_core::two_sided::pool::PoolConfig;
 use baton_core::{Epoch, LaneId};
 use two_toy::*;
-
-/// Worlds whose node 1 is the same engine: its pool goes to the world that is at work.
-struct Engine {
-    pool: Pool,
-    worlds: Vec<World>,
-    steps: Vec<u64>,
-}
-
-impl Engine {
-    fn new(peers: u32, pool: PoolConfig) -> Engine {
-        Engine::with_config(peers, Config { pool, ..Config::default() })
-    }
-
-    fn with_config(peers: u32, config: Config) -> Engine {
-        let pool = config.pool;
-        let mut engine = Engine { pool: Pool::new(pool, START), worlds: Vec::new(), steps: Vec::new() };
-        let slabs = Slabs::default();
-        for n in 0..peers {
-            let config = Config { peer: PeerKey(n), ..config.clone() };
-            let shared = std::mem::replace(&mut engine.pool, Pool::new(pool, START));
-            let mut world = World::with_pool(config, n.into(), shared, slabs.clone());
-            std::mem::swap(&mut world.nodes[1].pool, &mut engine.pool);
-            engine.worlds.push(world);
-            engine.steps.push(0);
-        }
-        engine
-    }
-
-    fn with<T>(&mut self, n: usize, work: impl FnOnce(&mut World) -> T) -> T {
-        std::mem::swap(&mut self.worlds[n].nodes[1].pool, &mut self.pool);
-        let result = work(&mut self.worlds[n]);
-        std::mem::swap(&mut self.worlds[n].nodes[1].pool, &mut self.pool);
-        // Whoever waits for slots is told by the engine, whichever session it is.
-        while let Some(peer) = self.pool.next_hungry() {
-            self.worlds[peer.0 as usize].nodes[1].channel.on_pool_changed();
-        }
-        result
-    }
-
-    fn turn(&mut self, n: usize) {
-        self.steps[n] += 1;
-        self.with(n, |world| world.turn());
-    }
-}
 
 const LEN: usize = 150_000;
 
@@ -197,4 +154,32 @@ fn peers_of_an_engine_that_has_few_slots_to_send_from_take_turns_and_hold_none_w
     assert!(engine.pool.stats().counters.send_starved > 10, "they did wait");
     assert_eq!(engine.pool.stats().sending, 0);
     engine.pool.audit();
+}
+
+#[test]
+fn a_thousand_notifications_to_a_live_peer_cost_no_step_more_beside_a_dead_one() {
+    let steps = |mut engine: Engine| {
+        let mut sent = 0u64;
+        while engine.worlds[0].nodes[0].delivered.len() < 1000 {
+            if sent < 1000 {
+                engine.with(0, |world| {
+                    world.notify(1, sent, &pattern(sent, (sent % 300) as usize), Resolve::Taken);
+                });
+                sent += 1;
+            }
+            engine.turn(0);
+            assert!(engine.steps[0] < 100_000, "{:#?}", engine.worlds[0].nodes[1].channel.stats());
+        }
+        let expected: Vec<_> = (0..1000).map(|n| pattern(n, (n % 300) as usize)).collect();
+        assert_eq!(engine.worlds[0].nodes[0].delivered, expected);
+        engine.steps[0]
+    };
+    let alone = steps(Engine::new(1, pool()));
+    let mut engine = Engine::new(2, pool());
+    // It stops in the middle of what both send.
+    begin(&mut engine, 1, 1);
+    engine.with(1, |world| world.notify(1, 1, &[1; 3000], Resolve::Taken));
+    (0..200).for_each(|_| engine.turn(1));
+    let beside = steps(engine);
+    assert!(beside <= alone + alone / 10, "{beside} turns beside a dead peer, {alone} alone");
 }

@@ -22,7 +22,7 @@ fn words_of_another_epoch_and_unwritten_words_are_ignored() {
         credit.on_word(CreditWord::encode(Epoch(7 + (1 << 16)), 9), Epoch(7)),
         Ok(WordOutcome::Raised)
     );
-    assert_eq!(credit.on_word(CreditWord::encode(Epoch(7), 8), Epoch(7)), Ok(WordOutcome::Unchanged));
+    assert_eq!(credit.on_word(CreditWord::encode(Epoch(7), 8), Epoch(7)), Ok(WordOutcome::Lower));
     assert_eq!(credit.known(), 9);
     let violation = CreditViolation { granted: 11, consumed: 5, depth: 5 };
     assert_eq!(credit.on_word(CreditWord::encode(Epoch(7), 11), Epoch(7)), Err(violation));

@@ -336,6 +336,7 @@ pub struct TwoCounters {
     pub nops_received: u64,
     pub credit_writes: u64,
     pub credit_words_stale: u64,
+    pub credit_words_lower: u64,
     pub stale_session: u64,
     pub stale_epoch: u64,
     pub duplicate_chunks: u64,

@@ -2,15 +2,17 @@
 //!
 //! The fabric checks what real hardware would punish: queues that overflow, a SEND without a RECV or longer than its slot, and, because
 //! bytes are read only when a SEND is executed, memory that is used again before its completion.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 mod check;
+mod engine;
 mod epochs;
 mod hostile;
 mod mem;
 #[path = "../seeded/mod.rs"]
 mod seeded;
 
+pub use engine::Engine;
 use epochs::open;
 pub use mem::*;
 pub use seeded::*;

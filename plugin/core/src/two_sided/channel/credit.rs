@@ -137,6 +137,10 @@ impl Channel {
                 self.counters.credit_words_stale += 1;
                 false
             }
+            Ok(WordOutcome::Lower) => {
+                self.counters.credit_words_lower += 1;
+                false
+            }
             Err(error) => {
                 self.violate(TwoViolation::Credit { word, error });
                 false
