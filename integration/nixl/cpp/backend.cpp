@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 
 namespace baton_nixl {
@@ -75,15 +76,38 @@ public:
 };
 
 // The handles in a descriptor list, once per request: a post hands over nothing but the request.
-std::vector<Piece> pieces_of(const MetaList &list) {
-    std::vector<Piece> pieces;
+void pieces_of(const MetaList &list, std::vector<Piece> &pieces) {
+    pieces.clear();
     pieces.reserve(list.descs.size());
     for (const MetaDesc &desc : list.descs) {
         const auto *memory = static_cast<const Memory *>(desc.memory);
         pieces.push_back({desc.addr, desc.len, memory ? memory->region : 0, 0});
     }
-    return pieces;
 }
+
+// Both lists of a request. Large ones leave their memory to the next request: fresh memory costs the kernel more than
+// filling it costs us. Very large ones do not, and neither do requests that are prepared at the same time.
+class Lists {
+public:
+    template <typename Use> auto with(const MetaList &local, const MetaList &remote, Use use) {
+        const std::unique_lock<std::mutex> turn{mutex_, std::try_to_lock};
+        std::vector<Piece> fresh[2];
+        std::vector<Piece> *const lists = turn ? kept_ : fresh;
+        pieces_of(local, lists[0]);
+        pieces_of(remote, lists[1]);
+        auto answer = use(lists[0], lists[1]);
+        for (std::vector<Piece> &list : kept_) {
+            if (turn && list.capacity() > kMaxKept) std::vector<Piece>{}.swap(list);
+        }
+        return answer;
+    }
+
+private:
+    static constexpr std::size_t kMaxKept = std::size_t{1} << 18;
+
+    std::mutex mutex_;
+    std::vector<Piece> kept_[2];
+};
 
 class Backend final : public EngineFields {
 public:
@@ -132,11 +156,12 @@ public:
     Status prep_transfer(const Operation &operation, const MetaList &local, const MetaList &remote,
                          const std::string &agent, RequestBase *&handle, const OptionalArgs *) const override {
         return guarded("prepXfer", [&] {
-            const std::vector<Piece> here = pieces_of(local);
-            const std::vector<Piece> there = pieces_of(remote);
             void *inner = nullptr;
-            const Status status{g_face->prep(agent_, static_cast<int>(operation), bytes_of(agent), here.data(),
-                                             here.size(), there.data(), there.size(), &inner)};
+            const auto prep = [&](const std::vector<Piece> &here, const std::vector<Piece> &there) {
+                return Status{g_face->prep(agent_, static_cast<int>(operation), bytes_of(agent), here.data(),
+                                           here.size(), there.data(), there.size(), &inner)};
+            };
+            const Status status = lists_.with(local, remote, prep);
             if (status != Status::Success) return status;
             handle = new (std::nothrow) Request(inner);
             if (handle) return status;
@@ -228,6 +253,7 @@ public:
 private:
     Agent *const agent_;
     const bool takes_vram_;
+    mutable Lists lists_;
 
     // Takes over a handle; gives it back to Rust when there is no memory for the object.
     Memory *keep(std::uint64_t region, bool remote) {

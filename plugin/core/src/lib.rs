@@ -17,6 +17,7 @@ pub mod plan;
 pub mod prepared;
 pub mod registry;
 pub mod sequence;
+pub mod spare;
 pub mod two_sided;
 pub mod wire;
 

@@ -1,7 +1,8 @@
 //! Descriptors → [`Plan`]: drop, sort, merge, cut. Pure; keys and lanes come later, in [`crate::prepared`].
 //!
-//! Order. RDMA promises nothing about the order inside a transfer, so a plan is free to sort by remote address, which
-//! makes neighbours meet and lets them merge. The one thing a host could observe is which of two pieces that overlap at
+//! Order. RDMA promises nothing about the order inside a transfer, so a plan is free to sort by the address that bytes come
+//! from, which makes neighbours meet and lets them merge; whoever collects the bytes of several pieces at once finds them
+//! in as few places as possible. The one thing a host could observe is which of two pieces that overlap at
 //! their *destination* (remote for WRITE, local for READ) comes last. Where destinations overlap the plan keeps the host's order
 //! and asks for one lane ([`Plan::is_ordered`]): then the later piece is also placed later.
 
@@ -10,6 +11,8 @@ mod order;
 mod overlap;
 
 use baton_fabric::Op;
+
+use crate::spare::Spare;
 
 pub use blocks::{Block, BlockTable, IndexError, Picked, Selection};
 
@@ -33,6 +36,13 @@ impl Pair {
         match op {
             Op::Write => (self.remote, self.remote_addr),
             Op::Read => (self.local, self.local_addr),
+        }
+    }
+
+    fn source(&self, op: Op) -> (u32, u64) {
+        match op {
+            Op::Write => (self.local, self.local_addr),
+            Op::Read => (self.remote, self.remote_addr),
         }
     }
 
@@ -96,7 +106,7 @@ pub enum PlanError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     op: Op,
-    pieces: Vec<Pair>,
+    pieces: Spare<Pair>,
     total_bytes: u64,
     longest_bytes: u64,
     max_pieces: usize,
@@ -105,7 +115,12 @@ pub struct Plan {
 
 impl Plan {
     /// Makes a plan. `pairs` are already checked against their regions ([`check_span`]); overflow is checked again here.
-    pub fn build(op: Op, mut pairs: Vec<Pair>, limits: PlanLimits) -> Result<Plan, PlanError> {
+    pub fn build(op: Op, pairs: Vec<Pair>, limits: PlanLimits) -> Result<Plan, PlanError> {
+        Plan::build_from(op, pairs.into(), limits)
+    }
+
+    /// The same of pairs in memory that the next transfer may have.
+    pub fn build_from(op: Op, mut pairs: Spare<Pair>, limits: PlanLimits) -> Result<Plan, PlanError> {
         if survey(&pairs)? {
             pairs.retain(|pair| pair.len_bytes != 0);
         }
@@ -122,7 +137,7 @@ impl Plan {
     }
 
     /// Cuts merged pairs into pieces.
-    fn cut(op: Op, merged: Vec<Pair>, ordered: bool, limits: PlanLimits) -> Result<Plan, PlanError> {
+    fn cut(op: Op, merged: Spare<Pair>, ordered: bool, limits: PlanLimits) -> Result<Plan, PlanError> {
         let (pieces, longest_bytes) = cut(merged, limits)?;
         let total_bytes = pieces.iter().map(|piece| piece.len_bytes).sum();
         Ok(Plan { op, pieces, total_bytes, longest_bytes, max_pieces: limits.max_pieces, ordered })
@@ -180,7 +195,7 @@ fn survey(pairs: &[Pair]) -> Result<bool, PlanError> {
 
 /// In which order pairs become pieces.
 enum Arranged {
-    /// They ascend by (remote region, remote address) already.
+    /// They ascend by (region, address) of where bytes come from already.
     AsListed,
     /// They do in this order.
     Sorted(order::Order),
@@ -189,21 +204,44 @@ enum Arranged {
 }
 
 fn arrange(op: Op, pairs: &[Pair]) -> Arranged {
-    let by_remote = |pair: &Pair| (pair.remote, pair.remote_addr);
-    let by_local = |pair: &Pair| (pair.local, pair.local_addr);
-    if op == Op::Read && !ascends(pairs, by_local) && overlaps(pairs, &sort(pairs, by_local), op) {
-        return Arranged::Overlapping;
-    }
-    if ascends(pairs, by_remote) {
-        return Arranged::AsListed;
-    }
-    // Sources may overlap or repeat; the order of equal ones stays the host's.
-    let order = sort(pairs, by_remote);
-    if op == Op::Write && overlaps(pairs, &order, op) {
+    let to = |pair: &Pair| pair.destination(op);
+    let from = |pair: &Pair| pair.source(op);
+    if !ascends(pairs, to) && !have_own_cells(pairs, op) && overlaps(pairs, &sort(pairs, to), op) {
         Arranged::Overlapping
+    } else if ascends(pairs, from) {
+        Arranged::AsListed
     } else {
-        Arranged::Sorted(order)
+        // Sources may overlap or repeat; the order of equal ones stays the host's.
+        Arranged::Sorted(sort(pairs, from))
     }
+}
+
+/// Whether every destination is a cell of its own in a grid of equal cells. Equal blocks usually are, and seeing that
+/// takes no sorting; where they are not, they may be apart all the same.
+fn have_own_cells(pairs: &[Pair], op: Op) -> bool {
+    /// The map is at most this many cells large for each pair.
+    const SPARSE: u64 = 64;
+    let cell = pairs.first().map_or(0, |first| first.len_bytes);
+    let (mut low, mut high) = (u64::MAX, 0);
+    for pair in pairs {
+        let (_, addr) = pair.destination(op);
+        (low, high) = (low.min(addr), high.max(addr));
+        if pair.len_bytes != cell {
+            return false;
+        }
+    }
+    if cell == 0 || (high - low) / cell >= SPARSE * pairs.len() as u64 {
+        return pairs.is_empty();
+    }
+    let mut seen = vec![0u64; ((high - low) / cell) as usize / 64 + 1];
+    pairs.iter().all(|pair| {
+        let offset = pair.destination(op).1 - low;
+        let at = if cell.is_power_of_two() { offset >> cell.trailing_zeros() } else { offset / cell };
+        let (word, bit) = (&mut seen[at as usize / 64], 1 << (at % 64));
+        let fresh = *word & bit == 0;
+        *word |= bit;
+        fresh && at * cell == offset
+    })
 }
 
 /// Whether every pair lies behind the one before it.
@@ -238,8 +276,8 @@ fn overlaps(pairs: &[Pair], order: &order::Order, op: Op) -> bool {
 }
 
 /// Collects pairs, merging neighbours.
-fn gather(count: usize, pairs: impl Iterator<Item = Pair>) -> Vec<Pair> {
-    let mut out: Vec<Pair> = Vec::with_capacity(count);
+fn gather(count: usize, pairs: impl Iterator<Item = Pair>) -> Spare<Pair> {
+    let mut out: Spare<Pair> = Spare::with_capacity(count);
     for next in pairs {
         match out.last_mut() {
             Some(kept) if kept.touches(&next) => kept.len_bytes += next.len_bytes,
@@ -249,7 +287,7 @@ fn gather(count: usize, pairs: impl Iterator<Item = Pair>) -> Vec<Pair> {
     out
 }
 
-fn merge(pairs: &mut Vec<Pair>) {
+fn merge(pairs: &mut Spare<Pair>) {
     pairs.dedup_by(|next, kept| {
         let joins = kept.touches(next);
         if joins {
@@ -260,7 +298,7 @@ fn merge(pairs: &mut Vec<Pair>) {
 }
 
 /// The pieces, and the length of the longest.
-fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<(Vec<Pair>, u64), PlanError> {
+fn cut(pairs: Spare<Pair>, limits: PlanLimits) -> Result<(Spare<Pair>, u64), PlanError> {
     let max_chunk_bytes = limits.max_chunk_bytes.clamp(1, MAX_CHUNK_BYTES);
     let chunk = u64::from(max_chunk_bytes);
     let longest = pairs.iter().map(|pair| pair.len_bytes).max().unwrap_or(0);
@@ -279,8 +317,8 @@ fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<(Vec<Pair>, u64), PlanErr
     if pieces == pairs.len() as u64 {
         return Ok((pairs, longest));
     }
-    let mut out = Vec::with_capacity(pieces as usize);
-    for pair in pairs {
+    let mut out = Spare::with_capacity(pieces as usize);
+    for pair in pairs.iter() {
         let mut done = 0;
         while done < pair.len_bytes {
             let len_bytes = chunk.min(pair.len_bytes - done);
@@ -288,7 +326,7 @@ fn cut(pairs: Vec<Pair>, limits: PlanLimits) -> Result<(Vec<Pair>, u64), PlanErr
                 local_addr: pair.local_addr + done,
                 remote_addr: pair.remote_addr + done,
                 len_bytes,
-                ..pair
+                ..*pair
             });
             done += len_bytes;
         }

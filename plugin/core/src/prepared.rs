@@ -7,6 +7,7 @@ use baton_fabric::{Op, Template};
 
 use crate::ids::LaneId;
 use crate::plan::{Pair, Plan};
+use crate::spare::Spare;
 use crate::wire::MAX_LANES;
 pub use keys::{KeyTable, PrepareError};
 use keys::{cut, on_rail};
@@ -53,7 +54,7 @@ pub struct LaneRange {
 #[derive(Debug)]
 pub struct Prepared {
     op: Op,
-    templates: Box<[Template]>,
+    templates: Spare<Template>,
     lanes: Box<[LaneRange]>,
     total_bytes: u64,
     lane_map_generation: u64,
@@ -77,7 +78,7 @@ impl Prepared {
         let share = plan.total_bytes().div_ceil(wanted).next_multiple_of(SHARE_ALIGN_BYTES);
         let pieces = cut(plan, locals, remotes, split.max_message_bytes.min(share))?;
         let lanes = split_ranges(&pieces, plan.total_bytes(), wanted, split);
-        let mut templates = Vec::with_capacity(pieces.len());
+        let mut templates = Spare::with_capacity(pieces.len());
         for range in &lanes {
             let rails = split.lanes[usize::from(range.lane.0)];
             let locals = on_rail("local", locals, rails.own, range.lane)?;
@@ -95,7 +96,7 @@ impl Prepared {
         }
         Ok(Prepared {
             op: plan.op(),
-            templates: templates.into_boxed_slice(),
+            templates,
             lanes,
             total_bytes: plan.total_bytes(),
             lane_map_generation: split.lane_map_generation,

@@ -5,6 +5,7 @@ use crate::lifeline::{Input, Lifeline};
 use crate::shared::Shared;
 use baton_core::Nanos;
 use baton_core::peer::EndReason;
+use baton_core::spare;
 use baton_core::wire::LifelineFrame;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +19,8 @@ const CALLER_POLLS_NS: u64 = 300_000;
 const CALLER_POLLS_SLEEP_NS: u64 = 1_000_000;
 /// Re-reading of credit pages while something waits for credit.
 const CREDIT_WAIT_SLEEP_NS: u64 = 500_000;
+/// Memory of large transfers that nobody used for so long, or twice, goes back.
+const SPARES_MS: u64 = 10_000;
 /// Longest sleep.
 const MAX_SLEEP_NS: u64 = 1_000_000_000;
 /// Bulk bytes served between two looks at the other duties.
@@ -33,6 +36,7 @@ impl Shared {
     /// The thread's body.
     pub(crate) fn service(self: &Arc<Self>) {
         let mut armed = false;
+        let mut tend_spares = self.clock.now().plus_ms(SPARES_MS);
         while !self.is_stopping() {
             self.fabrics.iter().for_each(|fabric| fabric.tend());
             let timeout_ns = self.tend_fabrics(&mut armed);
@@ -43,6 +47,10 @@ impl Shared {
             self.read_unread_lifelines();
             self.hook.run();
             self.run_timers();
+            if self.clock.now() >= tend_spares {
+                spare::tend();
+                tend_spares = self.clock.now().plus_ms(SPARES_MS);
+            }
         }
         self.fabrics.iter().for_each(|fabric| fabric.disarm());
     }

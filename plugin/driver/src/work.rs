@@ -11,6 +11,7 @@ use baton_core::notify::Tell;
 use baton_core::peer::EndReason;
 use baton_core::plan::{Pair, Plan, PlanError, PlanLimits, check_span};
 use baton_core::registry::{RegionHandle, RegistryError, ResolveError, Resolved};
+use baton_core::spare::Spare;
 use baton_fabric::{Fabric, FabricError, Memory, MemoryKind, Op};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -190,11 +191,11 @@ impl Driver {
         let target = shared.target(peer)?;
         let mut build =
             Build { shared, op, peer, locals: Side::new(), remotes: Side::new(), unregistered: None };
-        let mut pairs = Vec::with_capacity(local.len());
+        let mut pairs = Spare::with_capacity(local.len());
         for (index, (l, r)) in local.iter().zip(remote).enumerate() {
             pairs.push(build.pair(index, l, r)?);
         }
-        let plan = Plan::build(op, pairs, shared.plan_limits()).map_err(plan_error)?;
+        let plan = Plan::build_from(op, pairs, shared.plan_limits()).map_err(plan_error)?;
         let Build { locals, remotes, unregistered, .. } = build;
         shared.build_xfer(op, target, plan, locals.regions, remotes.regions, unregistered)
     }

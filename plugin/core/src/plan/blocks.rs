@@ -7,6 +7,7 @@
 use baton_fabric::Op;
 
 use super::{Pair, Plan, PlanError, PlanLimits, gather, merge, order};
+use crate::spare::Spare;
 
 /// One block of a list, inside its region and the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,21 +147,20 @@ impl Plan {
         let locals = renumber(&mut paired.pairs, &paired.locals, |pair| &mut pair.local);
         let remotes = renumber(&mut paired.pairs, &paired.remotes, |pair| &mut pair.remote);
         let Paired { mut pairs, .. } = paired;
-        let (to, to_ascends) = match op {
-            Op::Write => (remote, paired.remote_ascends),
-            Op::Read => (local, paired.local_ascends),
+        let (local, remote) = ((local, paired.local_ascends), (remote, paired.remote_ascends));
+        let ((from, from_ascends), (to, to_ascends)) = match op {
+            Op::Write => (local, remote),
+            Op::Read => (remote, local),
         };
         // Overlapping or repeated destinations, and blocks of length 0, take the general way: they are rare.
-        let simple = to.table.disjoint
-            && pairs.len() == to.indices.len()
-            && (to_ascends || op == Op::Write || are_distinct(to));
-        let plan = if simple && paired.remote_ascends {
+        let simple = to.table.disjoint && pairs.len() == to.indices.len() && (to_ascends || are_distinct(to));
+        let plan = if simple && from_ascends {
             merge(&mut pairs);
             Plan::cut(op, pairs, false, limits)?
-        } else if simple && let Some(sorted) = by_rank(remote, &pairs) {
+        } else if simple && let Some(sorted) = by_rank(from, &pairs) {
             Plan::cut(op, sorted, false, limits)?
         } else {
-            Plan::build(op, pairs, limits)?
+            Plan::build_from(op, pairs, limits)?
         };
         Ok(Picked { plan, locals, remotes })
     }
@@ -168,7 +168,7 @@ impl Plan {
 
 /// Pairs in the host's order, without empty ones; regions are still the lists'.
 struct Paired {
-    pairs: Vec<Pair>,
+    pairs: Spare<Pair>,
     locals: Vec<bool>,
     remotes: Vec<bool>,
     /// Every block stands behind the one before it in its list's order of addresses.
@@ -182,7 +182,7 @@ fn pair_up(local: Selection<'_>, remote: Selection<'_>) -> Result<Paired, IndexE
     }
     let mut locals = vec![false; local.table.regions as usize];
     let mut remotes = vec![false; remote.table.regions as usize];
-    let mut pairs = Vec::with_capacity(local.indices.len());
+    let mut pairs = Spare::with_capacity(local.indices.len());
     let (mut local_ascends, mut remote_ascends) = (true, true);
     let (mut next_local, mut next_remote) = (0, 0);
     for (position, (&l, &r)) in local.indices.iter().zip(remote.indices).enumerate() {
@@ -250,20 +250,20 @@ fn are_distinct(picked: Selection<'_>) -> bool {
     })
 }
 
-/// The pairs by rank of their remote blocks, merged; `None` if a block repeats.
-fn by_rank(remote: Selection<'_>, pairs: &[Pair]) -> Option<Vec<Pair>> {
+/// The pairs by rank of the blocks that they come from, merged; `None` if a block repeats.
+fn by_rank(from: Selection<'_>, pairs: &[Pair]) -> Option<Spare<Pair>> {
     /// Below one index in so many blocks, sorting is cheaper than a look at every block's place.
     const DENSE: usize = 8;
     const FREE: u32 = u32::MAX;
-    let table = remote.table;
+    let table = from.table;
     if pairs.len() < table.len() / DENSE {
-        let ranks: Vec<u32> = remote.indices.iter().map(|&index| table.rank(index)).collect();
+        let ranks: Vec<u32> = from.indices.iter().map(|&index| table.rank(index)).collect();
         let order = order::ascending(ranks.len(), |at| (0, u64::from(ranks[at])));
         let repeats = order.spans_overlap(1)?;
         return (!repeats).then(|| gather(pairs.len(), order.positions().map(|at| pairs[at])));
     }
     let mut places = vec![FREE; table.len()];
-    for (position, &index) in remote.indices.iter().enumerate() {
+    for (position, &index) in from.indices.iter().enumerate() {
         let place = &mut places[table.rank(index) as usize];
         if *place != FREE {
             return None;

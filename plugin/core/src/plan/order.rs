@@ -7,6 +7,8 @@
 //!          relative to the lowest, no bit that is the same in all       and equal addresses keep the host's
 //! ```
 
+use crate::spare::Spare;
+
 /// Below this a comparison sort is as good.
 const RADIX_FROM: usize = 2048;
 
@@ -15,7 +17,7 @@ const DIGIT_BITS: u32 = 11;
 
 /// Descriptors in ascending order of (region, address, position).
 pub(super) struct Order {
-    words: Vec<u64>,
+    words: Spare<u64>,
     packing: Packing,
 }
 
@@ -63,11 +65,12 @@ pub(super) fn ascending(count: usize, key: impl Fn(usize) -> (u32, u64)) -> Orde
     let region_bits = u32::BITS - high.0.saturating_sub(low.0).leading_zeros();
     let position_bits = usize::BITS - count.leading_zeros();
     if addr_bits + region_bits + position_bits > u64::BITS {
-        let mut words: Vec<u64> = (0..count as u64).collect();
+        let mut words = Spare::with_capacity(count);
+        words.extend(0..count as u64);
         words.sort_by_key(|&position| key(position as usize));
         return Order { words, packing: Packing { position_bits, addr_bits: 0, shift: 0 } };
     }
-    let mut words = Vec::with_capacity(count);
+    let mut words = Spare::with_capacity(count);
     for position in 0..count {
         let (region, addr) = key(position);
         let region = u64::from(region - low.0).checked_shl(addr_bits + position_bits).unwrap_or(0);
@@ -82,23 +85,24 @@ pub(super) fn ascending(count: usize, key: impl Fn(usize) -> (u32, u64)) -> Orde
 }
 
 /// Sorts by `bits` bits from bit `low` on, least significant digit first; stable.
-fn radix(mut words: Vec<u64>, low: u32, bits: u32) -> Vec<u64> {
+fn radix(mut words: Spare<u64>, low: u32, bits: u32) -> Spare<u64> {
     let passes = bits.div_ceil(DIGIT_BITS);
     let width = bits.div_ceil(passes.max(1));
-    let mut other = vec![0; words.len()];
+    let mut other = Spare::with_capacity(words.len());
+    other.resize(words.len(), 0);
     for pass in 0..passes {
         let shift = low + pass * width;
         let mask = (1usize << width.min(low + bits - shift)) - 1;
         let digit = |word: u64| (word >> shift) as usize & mask;
         let mut starts = [0u32; 1 << DIGIT_BITS];
-        for &word in &words {
+        for &word in words.iter() {
             starts[digit(word)] += 1;
         }
         let mut sum = 0;
         for start in &mut starts[..=mask] {
             (*start, sum) = (sum, sum + *start);
         }
-        for &word in &words {
+        for &word in words.iter() {
             let at = &mut starts[digit(word)];
             other[*at as usize] = word;
             *at += 1;

@@ -60,9 +60,14 @@ proptest! {
         prop_assert_eq!(moved(op, plan.pieces()), moved(op, &pairs));
         prop_assert_eq!(plan.total_bytes(), pairs.iter().map(|p| p.len_bytes).sum::<u64>());
         prop_assert!(plan.pieces().iter().all(|p| (1..=u64::from(max_chunk)).contains(&p.len_bytes)));
-        let sorted = plan.pieces().is_sorted_by_key(|p| (p.remote, p.remote_addr));
-        // Overlapping sources of a READ interleave once they are cut.
-        prop_assert!(sorted || plan.is_ordered() || read);
+        let sorted = plan.pieces().is_sorted_by_key(|p| p.source(op));
+        let apart = |all: &[Pair]| {
+            let mut spans: Vec<_> = all.iter().map(|p| (p.source(op), p.len_bytes)).collect();
+            spans.sort_unstable();
+            spans.windows(2).all(|w| w[0].0.0 != w[1].0.0 || w[0].0.1 + w[0].1 <= w[1].0.1)
+        };
+        // Overlapping sources interleave once they are cut.
+        prop_assert!(sorted || plan.is_ordered() || !apart(&pairs));
     }
 
     #[test]
@@ -120,6 +125,38 @@ fn neighbours_on_both_sides_merge_whatever_their_order() {
     assert_eq!(build(Op::Write, &apart, 4096).piece_count(), 2, "only the remote sides touch");
     let regions = [pair(100, 500, 10), Pair { remote: 1, ..pair(110, 510, 10) }];
     assert_eq!(build(Op::Write, &regions, 4096).piece_count(), 2, "two regions");
+}
+
+#[test]
+fn pieces_stand_in_the_order_in_which_their_bytes_lie_at_the_source() {
+    let pairs: Vec<Pair> =
+        [(3, 0), (0, 2), (2, 3), (1, 1)].map(|(l, r)| pair(100 + 10 * l, 500 + 10 * r, 10)).to_vec();
+    let local = |plan: Plan| plan.pieces().iter().map(|p| p.local_addr).collect::<Vec<_>>();
+    let remote = |plan: Plan| plan.pieces().iter().map(|p| p.remote_addr).collect::<Vec<_>>();
+    assert_eq!(local(build(Op::Write, &pairs, 4096)), [100, 110, 120, 130]);
+    assert_eq!(remote(build(Op::Read, &pairs, 4096)), [500, 510, 520, 530]);
+}
+
+#[test]
+fn equal_destinations_in_a_grid_are_apart_and_whatever_else_is_looked_at_closely() {
+    let all = |places: &[u64]| places.iter().map(|place| pair(0, 5000 + place, 16)).collect::<Vec<_>>();
+    for (places, apart) in [
+        (&[32, 0, 16][..], true),
+        (&[], true),
+        (&[48], true),
+        (&[32, 0, 32], false),
+        (&[32, 0, 24], false),
+        (&[1 << 40, 0], false),
+        (&[u64::MAX - 5000, 0], false),
+    ] {
+        assert_eq!(have_own_cells(&all(places), Op::Write), apart, "{places:?}");
+    }
+    let uneven = [pair(0, 16, 16), pair(0, 0, 8)];
+    assert!(!have_own_cells(&uneven, Op::Write) && !build(Op::Write, &uneven, 4096).is_ordered());
+    let odd = [3, 1, 0].map(|n| pair(0, 24 * n, 24));
+    assert!(have_own_cells(&odd, Op::Write), "cells need not be powers of two");
+    let regions = [pair(0, 16, 16), pair(0, 0, 16), Pair { remote: 1, ..pair(0, 16, 16) }];
+    assert!(!have_own_cells(&regions, Op::Write) && !build(Op::Write, &regions, 4096).is_ordered());
 }
 
 #[test]
