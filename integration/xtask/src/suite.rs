@@ -18,6 +18,7 @@ const STEPS: &[Step] = &[
     Step { name: "header", run: |_| header::header(true) },
     Step { name: "licences", run: |_| licences() },
     Step { name: "unit tests", run: |_| unit_tests() },
+    Step { name: "long tests", run: long_tests },
     Step { name: "counts", run: |_| counts::counts(false) },
     Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
     Step { name: "wheels", run: |long| wheel::scenarios(&artifacts::plugin_dir()?, long) },
@@ -76,6 +77,18 @@ fn unit_tests() -> Outcome<()> {
         tests.args(["test", "--workspace", "--locked", "--no-fail-fast", "--quiet"]);
     }
     run(&mut tests, minutes(30))
+}
+
+/// Tests of the state machines that take minutes; optimised, or they would take hours.
+fn long_tests(long: bool) -> Outcome<()> {
+    if !long {
+        say("only with --long");
+        return Ok(());
+    }
+    let mut tests = cargo();
+    tests.args(["test", "--release", "--locked", "--no-fail-fast", "--quiet"]);
+    tests.args(["-p", "baton-core", "-p", "baton-sim", "--", "--ignored"]);
+    run(&mut tests, minutes(60))
 }
 
 /// The tool that checks licences and sources is built once, outside git and outside of what `cargo clean` removes.

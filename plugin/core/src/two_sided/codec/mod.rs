@@ -5,6 +5,8 @@
 
 mod frame;
 mod message;
+#[cfg(test)]
+mod mutated;
 mod payload;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+pub(super) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     let mut out = vec![7; 3];
     encode_frame(HEADER, frame, &mut out).unwrap();
     assert_eq!(out[..3], [7; 3], "what was there stays");
@@ -18,7 +18,7 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
 }
 
 /// One frame of each type, and the bytes of its payload.
-fn samples() -> Vec<(Frame<'static>, &'static str)> {
+pub(super) fn samples() -> Vec<(Frame<'static>, &'static str)> {
     const ACKS: &[Ack] = &[
         Ack { transfer: 5, direction: Direction::Write, status: Status::Ok, chunks_done: 6 },
         Ack { transfer: 7, direction: Direction::Read, status: Status::Range, chunks_done: 0 },
@@ -196,13 +196,13 @@ fn the_encoder_keeps_the_decoders_limits_and_leaves_the_output_alone() {
     assert!(encoded(&full).len() <= CONTROL_SLOT_BYTES);
 }
 
-const SLOT: u32 = 4096;
+pub(super) const SLOT: u32 = 4096;
 
-fn data_header(kind: DataKind, block: Block) -> DataHeader {
+pub(super) fn data_header(kind: DataKind, block: Block) -> DataHeader {
     DataHeader { kind, data_crc: false, session: SessionId(2), epoch: Epoch(3), lane_seq: 4, block }
 }
 
-fn block(transfer: u64, len: u32) -> Block {
+pub(super) fn block(transfer: u64, len: u32) -> Block {
     Block { transfer, region: RegionId(0x55), offset: 0x66, chunk: 1, total: 9, len }
 }
 
@@ -244,7 +244,7 @@ fn data_messages_have_exactly_these_bytes() {
 
 const WRITE_CRC: u32 = 0x49f5_ea19;
 
-fn decode_message(bytes: &[u8], blocks: &mut Vec<Block>) -> Result<DataHeader, MessageError> {
+pub(super) fn decode_message(bytes: &[u8], blocks: &mut Vec<Block>) -> Result<DataHeader, MessageError> {
     let Some(head) = bytes.first_chunk::<DATA_HEADER_BYTES>() else {
         return Err(MessageError::Size { len: bytes.len() as u32, slot_bytes: SLOT });
     };
