@@ -9,6 +9,9 @@ use crate::stats::median;
 /// One case of one run, as the measuring process prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
+    /// Which run it is of; set by whoever counts them. Peers are compared within a run, whatever became of the others.
+    #[serde(skip)]
+    pub run: u32,
     /// `WRITE` or `READ`.
     pub op: String,
     /// Bytes of one descriptor.

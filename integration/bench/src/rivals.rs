@@ -1,5 +1,7 @@
 //! Peers side by side in one table, with a column for everybody that others are compared with.
 
+use std::collections::BTreeMap;
+
 use crate::columns::{aligned, short};
 use crate::records::{Peer, Record, Sample};
 use crate::stats::median;
@@ -13,16 +15,18 @@ pub struct Rivalry {
     pub theirs: &'static str,
 }
 
-/// Throughput of one peer over another's in one case: run by run, since they took turns, and then the median.
+/// Throughput of one peer over another's in one case: run by run, since they took turns, and then the median. A run that only
+/// one of them finished says nothing.
 fn ratio(measured: &[(Peer, Vec<Sample>)], rivalry: Rivalry, case: (&str, u64)) -> Option<f64> {
     let runs = |name: &str| {
         let samples = measured.iter().find(|(peer, _)| peer.name == name).map(|(_, samples)| &samples[..]);
         let of_case = |sample: &&Sample| (sample.op.as_str(), sample.size_bytes) == case;
-        samples.unwrap_or_default().iter().filter(of_case).map(|sample| sample.gbps).collect::<Vec<f64>>()
+        let rates = samples.unwrap_or_default().iter().filter(of_case).map(|sample| (sample.run, sample.gbps));
+        rates.collect::<BTreeMap<u32, f64>>()
     };
-    let pairs = runs(rivalry.ours).into_iter().zip(runs(rivalry.theirs));
-    let ratios: Vec<f64> =
-        pairs.filter(|(_, theirs)| *theirs > 0.0).map(|(ours, theirs)| ours / theirs).collect();
+    let theirs = runs(rivalry.theirs);
+    let paired = |(run, ours)| theirs.get(&run).filter(|rate| **rate > 0.0).map(|theirs| ours / theirs);
+    let ratios: Vec<f64> = runs(rivalry.ours).into_iter().filter_map(paired).collect();
     (!ratios.is_empty()).then(|| median(ratios))
 }
 
@@ -87,19 +91,43 @@ mod tests {
     use super::*;
     use crate::records::condense;
 
+    fn peer(name: &'static str, against: Option<&'static str>) -> Peer {
+        Peer { name, against }
+    }
+
+    /// Of runs by number.
+    fn samples(rates: &[(u32, f64)]) -> Vec<Sample> {
+        let sample = |&(run, gbps)| Sample {
+            run,
+            op: "WRITE".to_owned(),
+            size_bytes: 4096,
+            batch: 1,
+            gbps,
+            ..Sample::default()
+        };
+        rates.iter().map(sample).collect()
+    }
+
+    #[test]
+    fn a_run_that_one_of_them_did_not_finish_does_not_pair_the_later_ones_wrongly() {
+        let measured = [
+            (peer("ours", Some("theirs")), samples(&[(0, 10.0), (2, 30.0), (3, 40.0)])),
+            (peer("theirs", None), samples(&[(1, 1.0), (2, 15.0), (3, 20.0)])),
+        ];
+        assert_eq!(
+            ratio(&measured, Rivalry { ours: "ours", theirs: "theirs" }, ("WRITE", 4096)),
+            Some(2.0)
+        );
+        let strangers = [
+            (peer("ours", Some("theirs")), samples(&[(0, 10.0)])),
+            (peer("theirs", None), samples(&[(1, 1.0)])),
+        ];
+        assert_eq!(ratio(&strangers, Rivalry { ours: "ours", theirs: "theirs" }, ("WRITE", 4096)), None);
+    }
+
     #[test]
     fn every_rival_has_a_column_and_runs_are_compared_pair_by_pair() {
-        let samples = |rates: [f64; 3]| {
-            let sample = |gbps| Sample {
-                op: "WRITE".to_owned(),
-                size_bytes: 4096,
-                batch: 1,
-                gbps,
-                ..Sample::default()
-            };
-            rates.map(sample).to_vec()
-        };
-        let peer = |name, against| Peer { name, against };
+        let samples = |rates: [f64; 3]| samples(&[0, 1, 2].map(|run| (run, rates[run as usize])));
         let measured = [
             (peer("ours", Some("theirs")), samples([10.0, 80.0, 30.0])),
             (peer("theirs", None), samples([5.0, 8.0, 30.0])),

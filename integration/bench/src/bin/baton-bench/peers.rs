@@ -191,11 +191,11 @@ pub fn run(options: &Options) -> Outcome<()> {
     let mut measured: Vec<(Peer, Vec<Sample>)> =
         contestants.iter().map(|one| (one.peer.clone(), Vec::new())).collect();
     let bar = ProgressBar::new(u64::from(options.runs) * contestants.len() as u64);
-    for _ in 0..options.runs {
+    for run in 0..options.runs {
         for (one, (_, samples)) in contestants.iter().zip(&mut measured) {
             // The others still tell something; what is missing is seen in the table.
             match options.measure(one) {
-                Ok(some) => samples.extend(some),
+                Ok(some) => samples.extend(some.into_iter().map(|sample| Sample { run, ..sample })),
                 Err(reason) => eprintln!("baton-bench: {}: {reason}", one.peer.name),
             }
             bar.inc(1);
