@@ -56,13 +56,22 @@ pub fn engine(name: &str, fabrics: &[&str]) -> Driver {
 
 /// With a progress thread that spins for so long.
 pub fn engine_that_spins(name: &str, fabrics: &[&str], spin_us: u32) -> Driver {
+    engine_as(config(name, spin_us), fabrics)
+}
+
+/// With deadlines ten times as long.
+pub fn patient_engine(name: &str, fabrics: &[&str]) -> Driver {
+    engine_as(Config { timeout_scale: 10, ..config(name, 0) }, fabrics)
+}
+
+fn engine_as(config: Config, fabrics: &[&str]) -> Driver {
     let sends = fabrics.iter().any(|name| name.ends_with(SENDS));
     let notify = if sends { NotifyMode::Send } else { NotifyMode::Immediate };
     let two_sided = fabrics.iter().any(|name| name.ends_with(TWO_SIDED));
     let auto = fabrics.iter().any(|name| name.ends_with(AUTO));
     let backends = baton_driver::Backends { one_sided: !two_sided, two_sided: two_sided || auto };
     let fabrics = fabrics.iter().map(|name| fabric(name)).collect();
-    Driver::create(Config { notify, backends, ..config(name, spin_us) }, fabrics).expect("engine")
+    Driver::create(Config { notify, backends, ..config }, fabrics).expect("engine")
 }
 
 /// Two engines that know each other.
