@@ -340,7 +340,9 @@ impl Swarm {
         }
         self.busy = true;
         match open {
-            Some(open) => open.session.on_popped(n as u64, bytes),
+            Some(open) => {
+                open.session.on_popped(n as u64, bytes);
+            }
             None => carry.on_popped(n as u64, bytes),
         }
         self.pump(way)

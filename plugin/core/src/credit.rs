@@ -211,6 +211,11 @@ impl RecvCredit {
         2 * (self.announced - self.received) < self.depth
     }
 
+    /// Of `depth`, what the sender does not know to have: taken and not granted, or granted and not yet told.
+    pub fn owed(&self) -> u64 {
+        self.depth - (self.announced - self.received)
+    }
+
     /// Taken and not yet made available again.
     pub fn to_grant(&self) -> u64 {
         self.depth - (self.granted - self.received)

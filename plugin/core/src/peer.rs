@@ -50,6 +50,8 @@ pub struct Session {
     pub(crate) record_limit: usize,
     pub(crate) control: Port,
     pub(crate) lanes: Vec<Port>,
+    /// Of control, then of the lanes.
+    endpoints: Box<[EndpointId]>,
     pub(crate) transfers: Transfers,
     /// Lane that data looks at first.
     pub(crate) next_lane: usize,
@@ -136,6 +138,7 @@ impl Session {
         let control = port(RingId::Control, &setup.control);
         let lanes: Vec<Port> =
             (0..lane_count).zip(&setup.lanes).map(|(n, lane)| port(RingId::Lane(LaneId(n)), lane)).collect();
+        let endpoints = [&setup.control].into_iter().chain(&setup.lanes).map(|lane| lane.endpoint).collect();
         let rings = setup.lanes.iter().chain([&setup.control]).map(|lane| lane.ring_bytes);
         let record_limit = record_limit(rings.min().expect("there is a control endpoint"));
         let recv_total = setup.lanes.iter().map(|lane| u64::from(lane.rq_depth)).sum();
@@ -145,6 +148,7 @@ impl Session {
         Session {
             page,
             record_limit,
+            endpoints,
             transfers: Transfers::new(setup.limits.max_transfers),
             next_lane: 0,
             tails: VecDeque::with_capacity(64),
@@ -249,9 +253,9 @@ impl Session {
     /// The common case after a completion: no transfer, tail, notification or credit word waits.
     fn has_nothing_to_post(&self) -> bool {
         !self.credit_out.check
-            && self.tails.is_empty()
             && self.outbox.waiting() == 0
-            && self.lanes.iter().all(|lane| lane.turns.is_empty())
+            && (self.transfers.live() == 0
+                || self.tails.is_empty() && self.lanes.iter().all(|lane| lane.turns.is_empty()))
     }
 
     /// Takes room for a decided batch and turns it into an action. That there is room was part of the decision.
@@ -325,10 +329,22 @@ impl Session {
     /// A completion of one of the session's endpoints; others are counted and ignored. Still to be called while the epoch is being drained:
     /// what succeeded on the way counts.
     pub fn on_completion(&mut self, now: Nanos, completion: &Completion, mem: &dyn SessionMemory) {
-        let Some(ring) = self.ring_of(completion.endpoint) else {
-            self.counters.late_ignored += 1;
-            return;
-        };
+        match self.endpoints.iter().position(|other| *other == completion.endpoint) {
+            Some(nth) => self.on_completion_of(now, nth, completion, mem),
+            None => self.counters.late_ignored += 1,
+        }
+    }
+
+    /// [`Session::on_completion`] of the `nth` of the session's endpoints, which are control and then the lanes, for those who know it.
+    pub fn on_completion_of(
+        &mut self,
+        now: Nanos,
+        nth: usize,
+        completion: &Completion,
+        mem: &dyn SessionMemory,
+    ) {
+        assert_eq!(self.endpoints.get(nth), Some(&completion.endpoint), "endpoint {nth} of the session");
+        let ring = nth.checked_sub(1).map_or(RingId::Control, |lane| RingId::Lane(LaneId(lane as u8)));
         if completion.status == WcStatus::Success {
             self.last_progress = now;
         }
@@ -353,13 +369,9 @@ impl Session {
             self.end(EndReason::BadCompletion { endpoint, error });
             return;
         }
-        while let Some(flight) = self.port(ring).flights.front().copied().filter(|f| f.last_seq <= seq) {
-            self.port_mut(ring).flights.pop_front();
+        while let Some(flight) = self.port_mut(ring).take_flight(seq) {
             self.signaled_flights -= u32::from(flight.signaled);
             self.outstanding_bytes -= flight.bytes;
-            if let Some(end) = flight.stage_end {
-                self.port_mut(ring).stage.complete(end);
-            }
             match flight.what {
                 Cargo::Transfer { xfer, .. } => self.on_batch_done(now, xfer),
                 Cargo::Note => self.on_note_done(),
@@ -535,13 +547,5 @@ impl Session {
             RingId::Control => &mut self.control,
             RingId::Lane(LaneId(lane)) => &mut self.lanes[usize::from(lane)],
         }
-    }
-
-    fn ring_of(&self, endpoint: EndpointId) -> Option<RingId> {
-        self.lanes
-            .iter()
-            .chain([&self.control])
-            .find(|port| port.endpoint == endpoint)
-            .map(|port| port.ring_id)
     }
 }

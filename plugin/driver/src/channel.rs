@@ -53,13 +53,18 @@ pub(crate) enum Path {
 }
 
 impl Channel {
-    /// Takes completions of one of its endpoints to the path that it belongs to.
-    pub fn on_completions(&mut self, now: Nanos, completions: &[Completion]) {
+    /// Takes completions of one of its endpoints, most likely the `nth`, to the path that it belongs to.
+    pub fn on_completions(&mut self, now: Nanos, nth: usize, completions: &[Completion]) {
         let Some(endpoint) = completions.first().map(|done| done.endpoint) else { return };
+        let place = |among: &[EndpointId]| match among.get(nth) {
+            Some(at) if *at == endpoint => Some(nth),
+            _ => among.iter().position(|other| *other == endpoint),
+        };
         if let Some(one) = &mut self.one_sided
-            && one.endpoints.contains(&endpoint)
+            && let Some(nth) = place(&one.endpoints)
         {
-            completions.iter().for_each(|done| one.session.on_completion(now, done, &*one.memory));
+            let OneSided { session, memory, .. } = one;
+            completions.iter().for_each(|done| session.on_completion_of(now, nth, done, &**memory));
         } else if let Some(two) = &mut self.two_sided {
             two.exec.on_completions(now, completions);
         }

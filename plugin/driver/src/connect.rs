@@ -379,7 +379,7 @@ impl Shared {
             endpoints: set.endpoints().collect(),
             stash: Vec::new(),
         });
-        set.endpoints().for_each(|endpoint| self.routes[set.fabric_index].add(endpoint, peer));
+        self.routes[set.fabric_index].add(set.endpoints(), peer);
     }
 
     /// Takes the endpoints of a void or failed attempt down.

@@ -10,7 +10,7 @@ use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
 use crate::managed::Managed;
 use crate::peer::{Conn, Peer, PeerState, check_message};
-use crate::progress::{POLL_BATCH, Routes};
+use crate::progress::{Poller, Routes};
 use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::shared::{Counters, Shared, random_bytes};
@@ -22,7 +22,7 @@ use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::{LoadEffect, Registry, RegistryLimits};
 use baton_core::wire::{ConnInfo, ProtocolRange, SessionKey, check_name};
-use baton_fabric::{Completion, Fabric};
+use baton_fabric::Fabric;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
@@ -88,11 +88,10 @@ impl Driver {
             hook: Hook::new(),
             self_copies: SelfCopies::new(),
             revokes: Revokes::default(),
-            poller: Mutex::new([Completion::EMPTY; POLL_BATCH]),
+            poller: Mutex::new(Poller::new()),
             credit_waiters: Mutex::new(VecDeque::new()),
             credit_waiters_count: AtomicUsize::new(0),
             credit_dirty: Mutex::new(Vec::new()),
-            answers_due: Mutex::new(Vec::new()),
             last_caller_poll_ns: AtomicU64::new(0),
             listener,
             listener_resumes_ns: AtomicU64::new(0),
@@ -190,7 +189,7 @@ impl Driver {
         if state.forgotten {
             return false;
         }
-        peer.rename(name);
+        peer.rename(&mut state, name);
         state.info.clone_from(info);
         peer.bound.store(true, Ordering::Release);
         // A session that the peer opened before may carry outgoing work only once it has proved who it is.

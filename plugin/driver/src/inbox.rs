@@ -66,7 +66,12 @@ impl Inbox {
     pub(crate) fn take_while(&self, mut accept: impl FnMut(&Notification) -> bool) -> Vec<Notification> {
         let mut queue = self.queue.lock();
         let n = queue.iter().take_while(|n| accept(n)).count();
-        let taken: Vec<_> = queue.drain(..n).collect();
+        let mut taken = Vec::with_capacity(n);
+        while taken.len() < n
+            && let Some(one) = queue.pop_front()
+        {
+            taken.push(one);
+        }
         self.len.store(queue.len(), Ordering::Release);
         if queue.is_empty() && !taken.is_empty() && self.wants_fd.load(Ordering::Relaxed) {
             self.signal(false);
@@ -105,6 +110,8 @@ impl Inbox {
     }
 }
 
+const NOTIFICATION_BIT: u32 = 1;
+
 /// Something for the host's event hook.
 #[derive(Clone, Debug)]
 pub enum HostEvent {
@@ -128,7 +135,7 @@ impl HostEvent {
     /// Bit of this kind in a hook's mask.
     pub fn mask_bit(&self) -> u32 {
         match self {
-            HostEvent::Notification { .. } => 1,
+            HostEvent::Notification { .. } => NOTIFICATION_BIT,
             HostEvent::PeerFailed { .. } => 2,
         }
     }
@@ -162,6 +169,11 @@ impl Hook {
             idle: Condvar::new(),
             dropped: AtomicU64::new(0),
         }
+    }
+
+    /// Whether the host wants to hear of notifications.
+    pub(crate) fn wants_notifications(&self) -> bool {
+        self.mask.load(Ordering::Relaxed) & NOTIFICATION_BIT != 0
     }
 
     /// Queues an event if somebody wants it; `true` if the service thread should be woken.

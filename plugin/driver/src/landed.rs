@@ -147,8 +147,9 @@ impl Shared {
         let Some((peer, path)) = taken else { return false };
         if let Some(peer) = peer {
             let mut state = peer.state.lock();
-            state.popped(path, 1, ID_BYTES as u64);
-            self.pump(&peer, &mut state);
+            if state.popped(path, 1, ID_BYTES as u64) {
+                self.pump(&peer, &mut state);
+            }
         }
         true
     }

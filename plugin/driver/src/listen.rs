@@ -430,7 +430,7 @@ impl Shared {
         let Half { set, theirs, agreed, stream, reader } = half;
         // ACCEPT goes out before the lifeline carries anything else. The peer may send as soon as it has it: the routes
         // stand before, and whoever finds completions waits for this lock.
-        set.endpoints().for_each(|endpoint| self.routes[set.fabric_index].add(endpoint, peer));
+        self.routes[set.fabric_index].add(set.endpoints(), peer);
         let sent = send_frame(&mut answer, &frame, deadline);
         let verified = proof == Proof::Verified;
         let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };

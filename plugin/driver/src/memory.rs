@@ -72,11 +72,18 @@ impl Pages {
     // A peer or a NIC may write at any time, so everything is copied with atomic loads before it is checked.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let words = self.words(offset, out.len());
-        let mut chunks = out.chunks_exact_mut(8);
-        for (chunk, word) in chunks.by_ref().zip(words) {
-            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        let (chunks, rest) = out.as_chunks_mut::<8>();
+        let load = |(chunk, word): (&mut [u8; 8], &AtomicU64)| {
+            *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
+        };
+        // Eight at a time: the compiler does not unroll a loop over atomics.
+        let (rounds, last) = chunks.as_chunks_mut::<8>();
+        let (round_words, last_words) = words.split_at(8 * rounds.len());
+        for (round, words) in rounds.iter_mut().zip(round_words.as_chunks::<8>().0) {
+            round.iter_mut().zip(words).for_each(load);
         }
-        if let (rest @ [_, ..], Some(word)) = (chunks.into_remainder(), words.last()) {
+        last.iter_mut().zip(last_words).for_each(load);
+        if let (rest @ [_, ..], Some(word)) = (rest, words.last()) {
             rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
         }
     }

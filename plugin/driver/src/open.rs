@@ -43,7 +43,7 @@ impl Shared {
         stash: Vec<baton_fabric::Completion>,
     ) {
         let now = self.clock.now();
-        peer.rename(&made.established.peer_name);
+        peer.rename(&mut state, &made.established.peer_name);
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         let setups = match self.setups(peer, &made) {
             Ok(setups) => setups,
@@ -76,7 +76,7 @@ impl Shared {
             watch,
         )
         .map(Arc::new);
-        endpoints.iter().for_each(|endpoint| self.routes[fabric_index].add(*endpoint, peer));
+        self.routes[fabric_index].add(endpoints.iter().copied(), peer);
         tracing::info!(
             "session with {} ({}), epoch {}: fabric {}, {}{}{}",
             peer.name(),
@@ -235,7 +235,7 @@ impl Shared {
     ) {
         let now = self.clock.now();
         for completion in &stash {
-            state.on_completions(now, fabric_index, std::slice::from_ref(completion));
+            state.on_completions(now, fabric_index, 0, std::slice::from_ref(completion));
         }
         let watched = lifeline.and_then(|lifeline| self.watch_lifeline(&lifeline).map(|()| lifeline));
         state.last_error = None;

@@ -50,6 +50,8 @@ pub struct Peer {
 /// What is protected by a peer's lock.
 pub(crate) struct PeerState {
     pub conn: Conn,
+    /// The peer's name again, for those who hold the lock anyway.
+    name: Arc<str>,
     /// Who may connect when: attempts, back-off, glare.
     pub machine: handshake::Link,
     pub pending: Option<PendingAttempt>,
@@ -117,12 +119,14 @@ impl Conn {
 
 impl Peer {
     pub(crate) fn new(machine: handshake::Link, name: &str) -> Peer {
+        let name: Arc<str> = Arc::from(name);
         Peer {
             instance: machine.peer(),
-            name: RwLock::new(Arc::from(name)),
+            name: RwLock::new(Arc::clone(&name)),
             bound: AtomicBool::new(false),
             state: Mutex::new(PeerState {
                 conn: Conn::None,
+                name,
                 machine,
                 pending: None,
                 info: None,
@@ -155,9 +159,10 @@ impl Peer {
         Arc::clone(&self.name.read())
     }
 
-    pub(crate) fn rename(&self, name: &str) {
-        if **self.name.read() != *name {
-            *self.name.write() = Arc::from(name);
+    pub(crate) fn rename(&self, state: &mut PeerState, name: &str) {
+        if *state.name != *name {
+            state.name = Arc::from(name);
+            *self.name.write() = Arc::clone(&state.name);
         }
     }
 }
@@ -215,14 +220,20 @@ impl PeerState {
         self.callers > 0 || !self.waiting.is_empty() || !self.carry.waiting().is_empty() || self.rest.waits()
     }
 
-    /// Takes completions of one endpoint to whoever owns it: the session, or an attempt that waits for ACCEPT.
-    pub fn on_completions(&mut self, now: Nanos, fabric_index: usize, completions: &[Completion]) {
+    /// Takes completions of one endpoint, most likely the `nth` of its channel, to whoever owns it: the session, or an attempt that waits for ACCEPT.
+    pub fn on_completions(
+        &mut self,
+        now: Nanos,
+        fabric_index: usize,
+        nth: usize,
+        completions: &[Completion],
+    ) {
         let Some(endpoint) = completions.first().map(|c| c.endpoint) else { return };
         if let Some(channel) = self.conn.channel()
             && channel.fabric_index == fabric_index
-            && channel.endpoints.contains(&endpoint)
+            && (channel.endpoints.get(nth) == Some(&endpoint) || channel.endpoints.contains(&endpoint))
         {
-            channel.on_completions(now, completions);
+            channel.on_completions(now, nth, completions);
         } else if let Some(pending) = &mut self.pending
             && pending.fabric_index == fabric_index
             && pending.endpoints.contains(&endpoint)
@@ -254,19 +265,23 @@ impl PeerState {
         self.carry.queue(message, deadline, MAX_MESSAGE_BYTES as usize).map(drop).map_err(submit_error)
     }
 
-    /// The host took that many messages or ids, of that many bytes together.
-    pub fn popped(&mut self, path: Path, count: u64, bytes: u64) {
+    /// The host took that many messages or ids, of that many bytes together. `true`: there is something to say to the peer.
+    pub fn popped(&mut self, path: Path, count: u64, bytes: u64) -> bool {
         let channel = self.conn.channel();
         match path {
             Path::OneSided => match channel.and_then(|channel| channel.one_sided.as_mut()) {
-                Some(one) => one.session.on_popped(count, bytes),
+                Some(one) => return one.session.on_popped(count, bytes),
                 None => self.carry.on_popped(count, bytes),
             },
             Path::TwoSided => match channel.and_then(|channel| channel.two_sided.as_mut()) {
-                Some(two) => two.exec.channel.on_popped(count, bytes),
+                Some(two) => {
+                    two.exec.channel.on_popped(count, bytes);
+                    return true;
+                }
                 None => self.rest.on_popped(count, bytes),
             },
         }
+        false
     }
 
     /// Whether a transfer with such a message may wait for a connection: by the rules of the session that will take it.
@@ -288,9 +303,13 @@ impl PeerState {
 
     /// Acknowledges the REVOKEs whose transfers have ended.
     pub fn acknowledge_revokes(&mut self) {
-        if self.revokes.is_empty() {
-            return;
+        if !self.revokes.is_empty() {
+            self.acknowledge_drained();
         }
+    }
+
+    #[cold]
+    fn acknowledge_drained(&mut self) {
         let lifeline = self.conn.channel().and_then(|channel| channel.lifeline.clone());
         self.revokes.retain(|(id, users)| {
             let drained = !users.iter().any(|xfer| xfer.is_active());
@@ -357,20 +376,26 @@ pub(crate) fn submit_error(e: SubmitError) -> Error {
 }
 
 impl Shared {
-    /// Executes what the session wants and publishes what it says, until it is content. Call after every stimulus, with the peer locked.
+    /// [`Shared::pump_at`] the current time.
     pub(crate) fn pump(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
+        self.pump_at(self.clock.now(), peer, state);
+    }
+
+    /// Executes what the session wants and publishes what it says, until it is content. Call after every stimulus, with the peer
+    /// locked. `now` may be as old as that stimulus: the clock costs more than all else where little is to be done.
+    pub(crate) fn pump_at(self: &Arc<Self>, now: Nanos, peer: &Arc<Peer>, state: &mut PeerState) {
         let ending = matches!(state.conn, Conn::Ending(_));
         let Some(channel) = state.conn.channel() else { return };
         let mut failed = None;
         if let Some(one) = &mut channel.one_sided
             && !ending
         {
-            failed = self.drive_one_sided(peer, &*channel.fabric, one);
+            failed = self.drive_one_sided(now, peer, &*channel.fabric, one);
         }
         if let Some(two) = &mut channel.two_sided {
             // Also while it is ending: copies of what arrived before still count.
-            two.exec.drive(self.clock.now());
-            self.bounces.tend(channel.fabric_index, self.clock.now());
+            two.exec.drive(now);
+            self.bounces.tend(channel.fabric_index, now);
         }
         if channel.waits_for_credit() {
             self.note_credit_waiter(peer);
@@ -392,8 +417,14 @@ impl Shared {
     }
 
     /// Executes what the session wants; why it has to end, if it has.
-    fn drive_one_sided(&self, peer: &Peer, fabric: &dyn Fabric, one: &mut OneSided) -> Option<EndReason> {
-        while let Some(action) = one.session.next_action(self.clock.now(), &*one.memory) {
+    fn drive_one_sided(
+        &self,
+        now: Nanos,
+        peer: &Peer,
+        fabric: &dyn Fabric,
+        one: &mut OneSided,
+    ) -> Option<EndReason> {
+        while let Some(action) = one.session.next_action(now, &*one.memory) {
             match action {
                 Action::Post { endpoint, batch } => {
                     if let Err(e) = fabric.post(endpoint, &batch) {
@@ -427,7 +458,9 @@ impl Shared {
                 }
             }
             Event::Delivered { message } => {
-                self.deliver(Notification::of(peer, Path::OneSided, message));
+                let (name, peer) = (Arc::clone(&state.name), Some(Arc::clone(peer)));
+                self.inbox.push(Notification { name, message, peer, path: Path::OneSided });
+                self.tell_hook(&state.name);
             }
             Event::Landed { id } => {
                 if !self.land(Some((peer, Path::OneSided)), id) {
@@ -452,7 +485,14 @@ impl Shared {
     pub(crate) fn deliver(&self, notification: Notification) {
         let name = Arc::clone(&notification.name);
         self.inbox.push(notification);
-        if self.hook.raise(HostEvent::Notification { name }) {
+        self.tell_hook(&name);
+    }
+
+    /// Comes behind the push: who sets a hook in between finds the notification in the inbox.
+    fn tell_hook(&self, name: &Arc<str>) {
+        if self.hook.wants_notifications()
+            && self.hook.raise(HostEvent::Notification { name: Arc::clone(name) })
+        {
             self.wake_service();
         }
     }

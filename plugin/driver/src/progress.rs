@@ -2,10 +2,11 @@
 
 use crate::peer::Peer;
 use crate::shared::Shared;
-use baton_fabric::{Completion, EndpointId};
+use baton_core::Nanos;
+use baton_fabric::{Completion, CompletionKind, EndpointId};
 use parking_lot::RwLock;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Completions taken from a fabric at once.
 pub(crate) const POLL_BATCH: usize = 64;
@@ -14,93 +15,166 @@ pub(crate) const POLL_BATCH: usize = 64;
 #[derive(Default)]
 pub(crate) struct Routes {
     slots: RwLock<Vec<Option<Route>>>,
+    /// Counts changes.
+    version: AtomicU64,
 }
 
 #[derive(Clone)]
 struct Route {
-    generation: u32,
+    endpoint: EndpointId,
+    /// Its place among the endpoints of its channel.
+    nth: usize,
     peer: Arc<Peer>,
 }
 
 impl Routes {
-    pub fn add(&self, endpoint: EndpointId, peer: &Arc<Peer>) {
+    /// The endpoints of one channel, in its order.
+    pub fn add(&self, endpoints: impl Iterator<Item = EndpointId>, peer: &Arc<Peer>) {
         let mut slots = self.slots.write();
-        let at = endpoint.slot as usize;
-        if slots.len() <= at {
-            slots.resize(at + 1, None);
+        for (nth, endpoint) in endpoints.enumerate() {
+            let at = endpoint.slot as usize;
+            if slots.len() <= at {
+                slots.resize(at + 1, None);
+            }
+            slots[at] = Some(Route { endpoint, nth, peer: Arc::clone(peer) });
         }
-        slots[at] = Some(Route { generation: endpoint.generation, peer: Arc::clone(peer) });
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     pub fn remove(&self, endpoint: EndpointId) {
         if let Some(slot) = self.slots.write().get_mut(endpoint.slot as usize)
-            && slot.as_ref().is_some_and(|route| route.generation == endpoint.generation)
+            && slot.as_ref().is_some_and(|route| route.endpoint == endpoint)
         {
             *slot = None;
+            self.version.fetch_add(1, Ordering::Release);
         }
     }
 
     pub fn clear(&self) {
         self.slots.write().clear();
+        self.version.fetch_add(1, Ordering::Release);
     }
 
-    fn find(&self, endpoint: EndpointId) -> Option<Arc<Peer>> {
-        match self.slots.read().get(endpoint.slot as usize) {
-            Some(Some(route)) if route.generation == endpoint.generation => Some(Arc::clone(&route.peer)),
-            _ => None,
+    fn find(&self, endpoint: EndpointId) -> Option<Route> {
+        let slots = self.slots.read();
+        slots.get(endpoint.slot as usize)?.as_ref().filter(|route| route.endpoint == endpoint).cloned()
+    }
+}
+
+/// Endpoints whose peers a poller remembers.
+const RECENT: usize = 16;
+
+/// What whoever polls needs: room for completions, and the routes of the endpoints that completed lately.
+pub(crate) struct Poller {
+    buffer: [Completion; POLL_BATCH],
+    recent: Recent,
+    /// Whose acknowledgements are due once nothing more arrives.
+    answers_due: Vec<Arc<Peer>>,
+}
+
+/// Spares the lock of the routes and a reference to the peer. An endpoint never changes its peer, so what is remembered is never wrong,
+/// but must not be kept for long when a route is gone.
+#[derive(Default)]
+struct Recent {
+    /// By the last digits of the slot, with the index of the fabric.
+    routes: [Option<(usize, Route)>; RECENT],
+    /// Of all fabrics' routes together, when they were looked up.
+    version: u64,
+}
+
+impl Recent {
+    fn find(&mut self, routes: &Routes, fabric_index: usize, endpoint: EndpointId) -> Option<&Route> {
+        let entry = &mut self.routes[endpoint.slot as usize % RECENT];
+        let known =
+            entry.as_ref().is_some_and(|(index, route)| *index == fabric_index && route.endpoint == endpoint);
+        if !known {
+            *entry = Some((fabric_index, routes.find(endpoint)?));
         }
+        entry.as_ref().map(|(_, route)| route)
+    }
+}
+
+impl Poller {
+    pub fn new() -> Poller {
+        Poller { buffer: [Completion::EMPTY; POLL_BATCH], recent: Recent::default(), answers_due: Vec::new() }
+    }
+
+    /// Lets go of all peers.
+    pub fn forget(&mut self) {
+        self.recent = Recent::default();
+        self.answers_due.clear();
     }
 }
 
 impl Shared {
     /// Polls every fabric once and lets the sessions react. Returns at once if another thread is at it. Never blocks.
     pub(crate) fn poll(self: &Arc<Self>) -> bool {
-        let Some(mut buffer) = self.poller.try_lock() else { return false };
-        self.poll_locked(&mut buffer)
+        self.poll_at(None)
+    }
+
+    fn poll_at(self: &Arc<Self>, now: Option<Nanos>) -> bool {
+        let Some(mut poller) = self.poller.try_lock() else { return false };
+        self.poll_locked(&mut poller, now)
     }
 
     /// As `poll`, but waits for its turn: what was complete before the call has been handled after it.
     pub(crate) fn poll_all(self: &Arc<Self>) {
-        let mut buffer = self.poller.lock();
-        while self.poll_locked(&mut buffer) {}
+        let mut poller = self.poller.lock();
+        while self.poll_locked(&mut poller, None) {}
     }
 
-    fn poll_locked(self: &Arc<Self>, buffer: &mut [Completion; POLL_BATCH]) -> bool {
+    /// `now`: the time, where it was just looked at.
+    fn poll_locked(self: &Arc<Self>, poller: &mut Poller, now: Option<Nanos>) -> bool {
         let mut moved = false;
+        let version = self.routes.iter().map(|routes| routes.version.load(Ordering::Acquire)).sum();
+        if poller.recent.version != version {
+            poller.recent = Recent { version, ..Recent::default() };
+        }
         for (index, fabric) in self.fabrics.iter().enumerate() {
-            let n = fabric.poll(buffer);
-            self.dispatch(index, &buffer[..n]);
-            moved |= n > 0;
+            let n = fabric.poll(&mut poller.buffer);
+            if n > 0 {
+                moved = true;
+                let now = now.unwrap_or_else(|| self.clock.now());
+                self.dispatch(now, index, n, poller);
+            }
         }
         if self.credit_waiters_count.load(Ordering::Relaxed) > 0 {
             self.poll_credit();
         }
         if !moved {
-            self.flush_answers();
+            self.flush_answers(&mut poller.answers_due);
         }
         moved
     }
 
-    fn dispatch(self: &Arc<Self>, fabric_index: usize, completions: &[Completion]) {
-        let mut rest = completions;
+    /// The first `n` completions of the buffer are of that fabric.
+    fn dispatch(self: &Arc<Self>, now: Nanos, fabric_index: usize, n: usize, poller: &mut Poller) {
+        let Poller { buffer, recent, answers_due } = poller;
+        let mut rest = &buffer[..n];
         while let Some(first) = rest.first() {
             let run = rest.iter().take_while(|c| c.endpoint == first.endpoint).count();
             let (now_run, later) = rest.split_at(run);
             rest = later;
-            let Some(peer) = self.routes[fabric_index].find(first.endpoint) else {
+            let Some(Route { nth, peer, .. }) =
+                recent.find(&self.routes[fabric_index], fabric_index, first.endpoint)
+            else {
                 self.counters.orphan_completions.fetch_add(run as u64, Ordering::Relaxed);
                 continue;
             };
-            let now = self.clock.now();
             peer.last_completion_ns.store(now.0, Ordering::Relaxed);
             let mut state = peer.state.lock();
-            state.on_completions(now, fabric_index, now_run);
-            self.pump(&peer, &mut state);
+            state.on_completions(now, fabric_index, *nth, now_run);
+            self.pump_at(now, peer, &mut state);
             let answers = state.conn.channel().is_some_and(|channel| channel.two_sided.is_some());
             drop(state);
-            self.mark_credit_dirty(&peer);
+            // The lock of the peer's state orders this look behind the last flush that may not have seen what was received.
+            let marked = peer.credit_dirty.load(Ordering::Acquire);
+            let received = || now_run.iter().any(|completion| completion.kind != CompletionKind::Send);
+            if !marked && (answers || received()) {
+                self.mark_credit_dirty(peer);
+            }
             if answers && !peer.answers_due.swap(true, Ordering::AcqRel) {
-                self.answers_due.lock().push(peer);
+                answers_due.push(Arc::clone(peer));
             }
         }
     }
@@ -117,12 +191,12 @@ impl Shared {
             };
             let Some(peer) = next else { return };
             peer.waits_for_credit.store(false, Ordering::Relaxed);
+            let now = self.clock.now();
             let mut state = peer.state.lock();
             if let Some(channel) = state.conn.channel() {
-                let now = self.clock.now();
                 channel.poll_credit(now);
             }
-            self.pump(&peer, &mut state);
+            self.pump_at(now, &peer, &mut state);
         }
     }
 
@@ -142,10 +216,8 @@ impl Shared {
     }
 
     // Two-sided peers wait for acknowledgements, which go out together once nothing more arrives.
-    fn flush_answers(self: &Arc<Self>) {
-        loop {
-            let next = self.answers_due.lock().pop();
-            let Some(peer) = next else { return };
+    fn flush_answers(self: &Arc<Self>, answers_due: &mut Vec<Arc<Peer>>) {
+        while let Some(peer) = answers_due.pop() {
             peer.answers_due.store(false, Ordering::Release);
             let mut state = peer.state.lock();
             if let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
@@ -171,8 +243,9 @@ impl Shared {
 
     /// Notes that the host itself is polling, so no engine thread needs to be woken for now.
     pub(crate) fn caller_polls(self: &Arc<Self>) -> bool {
-        self.last_caller_poll_ns.store(self.clock.now().0, Ordering::Relaxed);
-        self.poll()
+        let now = self.clock.now();
+        self.last_caller_poll_ns.store(now.0, Ordering::Relaxed);
+        self.poll_at(Some(now))
     }
 
     /// Whether the host polled within the last `within_ns`.

@@ -12,7 +12,7 @@ use crate::lifeline::LifelineHandle;
 use crate::listen::HalfOpen;
 use crate::managed::Managed;
 use crate::peer::{Conn, Peer};
-use crate::progress::{POLL_BATCH, Routes};
+use crate::progress::{Poller, Routes};
 use crate::region::Mr;
 use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
@@ -24,7 +24,7 @@ use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
 use baton_core::wire::{HostId, SessionKey, check_name};
 use baton_core::{Instance, Nanos};
-use baton_fabric::{Completion, Fabric};
+use baton_fabric::Fabric;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::TcpListener;
@@ -89,11 +89,10 @@ pub(crate) struct Shared {
     pub hook: Hook,
     pub self_copies: SelfCopies,
     pub revokes: Revokes,
-    pub poller: Mutex<[Completion; POLL_BATCH]>,
+    pub poller: Mutex<Poller>,
     pub credit_waiters: Mutex<VecDeque<Arc<Peer>>>,
     pub credit_waiters_count: AtomicUsize,
     pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
-    pub answers_due: Mutex<Vec<Arc<Peer>>>,
     pub last_caller_poll_ns: AtomicU64,
     pub listener: TcpListener,
     /// When a resting listener is watched again; 0 while it is.
@@ -227,21 +226,14 @@ impl Shared {
 
     /// Gives ring and imm credit back for what the host took.
     pub fn account_popped(self: &Arc<Self>, taken: &[Notification]) {
-        let mut rest = taken;
-        while let Some(first) = rest.first() {
-            let same = |n: &&Notification| match (&n.peer, &first.peer) {
-                (Some(a), Some(b)) => Arc::ptr_eq(a, b) && n.path == first.path,
-                (None, None) => true,
-                _ => false,
-            };
-            let run = rest.iter().take_while(same).count();
-            if let Some(peer) = &first.peer {
-                let bytes = rest[..run].iter().map(|n| n.message.len() as u64).sum();
-                let mut state = peer.state.lock();
-                state.popped(first.path, run as u64, bytes);
+        let of = |n: &Notification| (n.peer.as_ref().map(Arc::as_ptr), n.path);
+        for run in taken.chunk_by(|a, b| of(a) == of(b)) {
+            let Notification { peer: Some(peer), path, .. } = &run[0] else { continue };
+            let bytes = run.iter().map(|n| n.message.len() as u64).sum();
+            let mut state = peer.state.lock();
+            if state.popped(*path, run.len() as u64, bytes) {
                 self.pump(peer, &mut state);
             }
-            rest = &rest[run..];
         }
     }
 
@@ -304,6 +296,7 @@ impl Shared {
         self.peers.write().clear();
         self.block_lists.write().clear();
         self.routes.iter().for_each(Routes::clear);
+        self.poller.lock().forget();
         self.hook.set(0, None);
         // A thread that still runs may touch anything.
         if joined.is_ok() {

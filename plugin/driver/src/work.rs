@@ -225,9 +225,8 @@ impl Driver {
 
     /// State of the last post; moves work on if it is not over.
     pub fn status(&self, xfer: &Xfer) -> Status {
-        let status = xfer.status();
-        if !matches!(status, Status::InProgress) {
-            return status;
+        if !xfer.is_active() {
+            return xfer.status();
         }
         if matches!(xfer.target, Target::Own) {
             self.shared.self_copies.help(&self.shared);
@@ -392,7 +391,7 @@ impl Shared {
         let mut state = peer.state.lock();
         if state.outgoing().is_some() {
             state.submit(now, xfer, tell)?;
-            self.pump(peer, &mut state);
+            self.pump_at(now, peer, &mut state);
             drop(state);
             self.spinner.kick();
             return Ok(());

@@ -214,3 +214,44 @@ impl RecordHeader {
         if expected == self.crc32c { Ok(()) } else { Err(RecordError::Crc { got: self.crc32c, expected }) }
     }
 }
+
+/// A copy of what lies at a reader's cursor, for the record that nearly all are: a short message of a transfer, without fragments or an
+/// id. Aligned for the checksum, which goes by words.
+#[derive(Debug)]
+#[repr(align(16))]
+pub struct PlainRecord([u8; PlainRecord::BYTES]);
+
+impl Default for PlainRecord {
+    fn default() -> PlainRecord {
+        PlainRecord([0; PlainRecord::BYTES])
+    }
+}
+
+impl PlainRecord {
+    /// Longest such record with its header. What lies behind a shorter one is copied along.
+    pub const BYTES: usize = 128;
+
+    /// To be filled.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    /// The message, if this is such a record of that transfer and its checksum is right. Takes nothing that
+    /// [`RecordHeader::decode`] and [`RecordHeader::check`] would not take.
+    pub fn message(&mut self, epoch: Epoch, seq: XferSeq, lanes: u8) -> Option<&[u8]> {
+        const ONE_OF_ONE: u64 = 1 << 32;
+        let u64_at = |at: usize| u64::from_le_bytes(self.0[at..at + 8].try_into().expect("eight bytes"));
+        let begin = u64::from(MAGIC) | u64::from(VERSION) << 32 | u64::from(lanes) << 40;
+        let (told, len) = (u64_at(8), u64_at(40) & 0xFFFF_FFFF);
+        let is_plain = (u64_at(0), told & 0xFFFF_FFFF) == (begin, u64::from(epoch.0))
+            && (u64_at(16), u64_at(24)) == (seq.0, 0)
+            && (u64_at(32), u64_at(40)) == (ONE_OF_ONE, len << 32 | len)
+            && (1..=64).contains(&lanes);
+        let end = RECORD_HEADER_BYTES + len as usize;
+        if !is_plain || end > self.0.len() {
+            return None;
+        }
+        self.0[CRC_AT..CRC_AT + 4].fill(0);
+        (u64::from(crc32c::crc32c(&self.0[..end])) == told >> 32).then(|| &self.0[RECORD_HEADER_BYTES..end])
+    }
+}

@@ -13,6 +13,8 @@ pub const RECORD_ALIGN: u64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
     cursor: u64,
+    /// The cursor modulo the size: below it.
+    at: u32,
     size_bytes: u32,
 }
 
@@ -29,7 +31,7 @@ impl Ring {
     /// At the start of a ring.
     pub fn new(size_bytes: u32) -> Ring {
         assert!(size_bytes >= 512 && size_bytes.is_multiple_of(256), "a ring of {size_bytes} bytes");
-        Ring { cursor: 0, size_bytes }
+        Ring { cursor: 0, at: 0, size_bytes }
     }
 
     /// Longest record, header included: a quarter of the ring.
@@ -49,25 +51,28 @@ impl Ring {
 
     /// Where the next record begins, whatever its length.
     pub fn next_offset(&self) -> u32 {
-        (self.begin() % u64::from(self.size_bytes)) as u32
+        if self.gap() > 0 { 0 } else { self.at }
     }
 
     /// Where a record of this length goes; nothing moves.
     pub fn place(&self, record_bytes: u32) -> Placement {
         assert!(record_bytes <= self.max_record_bytes(), "a record of {record_bytes} bytes");
-        let begin = self.begin();
-        let end = begin + u64::from(record_bytes).next_multiple_of(RECORD_ALIGN);
-        Placement { offset: self.next_offset(), charge: end - self.cursor }
+        let charge = u64::from(self.gap()) + u64::from(record_bytes).next_multiple_of(RECORD_ALIGN);
+        Placement { offset: self.next_offset(), charge }
     }
 
     /// Passes a placed record.
     pub fn advance(&mut self, placement: Placement) {
         self.cursor += placement.charge;
+        // Less than the length: at most a jump over less than a quarter, and a record of a quarter.
+        let at = u64::from(self.at) + placement.charge;
+        let size = u64::from(self.size_bytes);
+        self.at = (if at < size { at } else { at - size }) as u32;
     }
 
-    fn begin(&self) -> u64 {
-        let size = u64::from(self.size_bytes);
-        let left = size - self.cursor % size;
-        if left < u64::from(self.max_record_bytes()) { self.cursor + left } else { self.cursor }
+    /// Bytes that are jumped over in front of the next record.
+    fn gap(&self) -> u32 {
+        let left = self.size_bytes - self.at;
+        if left < self.max_record_bytes() { left } else { 0 }
     }
 }

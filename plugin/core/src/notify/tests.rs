@@ -106,6 +106,40 @@ proptest! {
     }
 
     #[test]
+    fn the_short_way_takes_what_is_plain_and_nothing_that_the_long_way_refuses(
+        (record, ring) in records(), message in prop::collection::vec(any::<u8>(), 0..90),
+        change in prop::option::of((any::<prop::sample::Index>(), 0u8..8)), junk in any::<u8>(),
+    ) {
+        let mut bytes = Vec::new();
+        record.encode(&message, &mut bytes);
+        if let Some((at, bit)) = change {
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+        }
+        let mut copy = PlainRecord::default();
+        copy.bytes().fill(junk);
+        let n = bytes.len().min(PlainRecord::BYTES);
+        copy.bytes()[..n].copy_from_slice(&bytes[..n]);
+        let (seq, lanes) = match record.scope {
+            RecordScope::Transfer { seq, lanes } => (seq, lanes),
+            _ => (XferSeq(0), 1),
+        };
+        let short = copy.message(record.epoch, seq, lanes).map(<[u8]>::to_vec);
+        let is_plain = matches!(record.scope, RecordScope::Transfer { .. })
+            && record.fragment.is_none()
+            && record.flags == BodyFlags::MESSAGE
+            && bytes.len() <= PlainRecord::BYTES
+            && change.is_none();
+        prop_assert_eq!(short.is_some(), is_plain);
+        if let Some(short) = short {
+            let header = RecordHeader::decode(&header_of(&bytes), record.epoch, ring, 300).expect("taken");
+            prop_assert_eq!(header.record, record);
+            prop_assert_eq!(header.check(&header_of(&bytes), &short), Ok(()));
+            prop_assert_eq!(short, message);
+        }
+    }
+
+    #[test]
     fn a_decoder_never_panics(bytes in any::<[u8; 32]>(), tail in any::<[u8; 16]>(), limit in any::<u32>(), control in any::<bool>()) {
         let mut header = [0; RECORD_HEADER_BYTES];
         header[..32].copy_from_slice(&bytes);

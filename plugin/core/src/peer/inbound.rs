@@ -1,9 +1,10 @@
 //! What the peer sends: immediates and the records behind them, or SENDs that bring both.
 
 use super::{EndReason, Event, RingId, Session, SessionMemory, Violation, slot_bytes};
+use crate::ids::{LaneId, XferSeq};
 use crate::notify::{
-    Arrival, Body, ID_BYTES, RECORD_HEADER_BYTES, Record, RecordError, RecordHeader, RecordScope,
-    SEND_HEADER_BYTES, SendError, SendHeader,
+    Arrival, Body, BodyFlags, ID_BYTES, PlainRecord, RECORD_HEADER_BYTES, Record, RecordError, RecordHeader,
+    RecordScope, SEND_HEADER_BYTES, SendError, SendHeader,
 };
 use crate::sequence::{Imm, ImmError, ImmKind};
 
@@ -67,8 +68,8 @@ impl Carrier {
 
 impl Session {
     /// The host took that many messages of this peer, of that many bytes together. An id that it has read counts as a
-    /// message of [`ID_BYTES`].
-    pub fn on_popped(&mut self, messages: u64, bytes: u64) {
+    /// message of [`ID_BYTES`]. `true`: there is credit to be told now, which [`Session::next_action`] yields.
+    pub fn on_popped(&mut self, messages: u64, bytes: u64) -> bool {
         let withheld = self.withholds();
         self.unpopped.messages = self.unpopped.messages.saturating_sub(messages);
         self.unpopped.bytes = self.unpopped.bytes.saturating_sub(bytes);
@@ -79,6 +80,7 @@ impl Session {
                 self.announce_all();
             }
         }
+        withheld
     }
 
     /// Above the limits the peer gets no more credit until the host pops: back-pressure instead of memory growth.
@@ -96,8 +98,15 @@ impl Session {
         if self.sends() {
             return self.violate(Violation::UnexpectedImmediate { imm, ring });
         }
-        self.credit_out.check = true;
         let outcome = self.take_recv(ring).and_then(|()| self.take_word(ring, imm, Carrier::Immediate, mem));
+        self.conclude_receive(ring, outcome);
+    }
+
+    /// What was taken is owed to the peer. Only of the endpoint that received can more have become worth telling.
+    fn conclude_receive(&mut self, ring: RingId, outcome: Result<(), Violation>) {
+        if self.port(ring).owes_credit() {
+            self.credit_out.check = true;
+        }
         if let Err(violation) = outcome {
             self.violate(violation);
         }
@@ -117,11 +126,8 @@ impl Session {
         if slot != expected {
             return self.end(EndReason::WrongSlot { endpoint, slot, expected });
         }
-        self.credit_out.check = true;
         let outcome = self.take_recv(ring).and_then(|()| self.take_send(ring, slot as u32, len_bytes, mem));
-        if let Err(violation) = outcome {
-            self.violate(violation);
-        }
+        self.conclude_receive(ring, outcome);
     }
 
     fn take_send(
@@ -187,19 +193,9 @@ impl Session {
                 (seq, Arrival::Record(Body::EMPTY))
             }
             ImmKind::Record => {
-                let (record, part) = self.copy_record(ring, carrier, mem)?;
-                if record.scope == RecordScope::Part {
-                    if (decoded.lanes, decoded.seq_low) != (1, 0) {
-                        return Err(wrong(ImmError::Standalone));
-                    }
-                    return self.put_together(ring, record, part).map(drop);
-                }
-                let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
-                if record.scope != (RecordScope::Transfer { seq, lanes: decoded.lanes }) {
-                    return Err(misplaced(ring, record));
-                }
+                let taken = self.take_record(ring, lane, decoded, imm, carrier, mem)?;
                 // The last fragment completes the body.
-                let Some(body) = self.put_together(ring, record, part)? else { return Ok(()) };
+                let Some((seq, body)) = taken else { return Ok(()) };
                 self.unpopped.partial_messages += 1;
                 self.unpopped.partial_bytes += body.bytes.len() as u64;
                 (seq, Arrival::Record(body))
@@ -211,6 +207,52 @@ impl Session {
             self.deliver(body);
         }
         Ok(())
+    }
+
+    /// The record of a transfer: number and body, once all of the body is there.
+    fn take_record(
+        &mut self,
+        ring: RingId,
+        lane: LaneId,
+        word: Imm,
+        imm: u32,
+        carrier: Carrier,
+        mem: &dyn SessionMemory,
+    ) -> Result<Option<(XferSeq, Body)>, Violation> {
+        if let Carrier::Immediate = carrier
+            && let Some((seq, bytes)) = self.copy_plain(ring, lane, word, mem)
+        {
+            self.free_record(ring, (RECORD_HEADER_BYTES + bytes.len()) as u32)?;
+            return Ok(Some((seq, Body { flags: BodyFlags::MESSAGE, bytes })));
+        }
+        let (record, part) = self.copy_record(ring, carrier, mem)?;
+        if record.scope == RecordScope::Part {
+            if (word.lanes, word.seq_low) != (1, 0) {
+                return Err(Violation::Immediate { imm, ring, error: ImmError::Standalone });
+            }
+            return self.put_together(ring, record, part).map(|_| None);
+        }
+        let seq = self.inbound.unwrap(word.seq_low, lane)?;
+        if record.scope != (RecordScope::Transfer { seq, lanes: word.lanes }) {
+            return Err(misplaced(ring, record));
+        }
+        Ok(self.put_together(ring, record, part)?.map(|body| (seq, body)))
+    }
+
+    /// Number and message, if the record at the reader's cursor is like nearly all. Nothing is consumed; what else it is, or what is
+    /// wrong with it, is for [`Session::copy_record`] to say, which copies it out again.
+    fn copy_plain(
+        &self,
+        ring: RingId,
+        lane: LaneId,
+        word: Imm,
+        mem: &dyn SessionMemory,
+    ) -> Option<(XferSeq, Vec<u8>)> {
+        let seq = self.inbound.unwrap(word.seq_low, lane).ok()?;
+        let mut copy = PlainRecord::default();
+        // The longest record is a quarter of a ring, which has 512 bytes at least, and so much lies behind a cursor.
+        mem.read_record(ring, self.port(ring).ring_in.next_offset(), copy.bytes());
+        copy.message(self.setup.epoch, seq, word.lanes).map(|message| (seq, message.to_vec()))
     }
 
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {

@@ -95,6 +95,18 @@ impl Port {
         }
     }
 
+    /// Takes out the oldest batch that a completion of `seq` retires, and frees its staging room.
+    pub(crate) fn take_flight(&mut self, seq: u64) -> Option<Flight> {
+        if self.flights.front()?.last_seq > seq {
+            return None;
+        }
+        let flight = self.flights.pop_front()?;
+        if let Some(end) = flight.stage_end {
+            self.stage.complete(end);
+        }
+        Some(flight)
+    }
+
     /// Work requests of a slice at most.
     pub(crate) fn slice_wrs(&self, limit: u32) -> u32 {
         limit.min(self.ledger.depth() / 4).max(1)
@@ -145,6 +157,11 @@ impl Port {
     /// Ring bytes to free before it is worth telling.
     pub(crate) fn bytes_threshold(&self) -> u64 {
         u64::from(self.ring_in.size_bytes() / 8)
+    }
+
+    /// Whether the peer is owed so much of this endpoint's credit that telling it is worth a WRITE.
+    pub(crate) fn owes_credit(&self) -> bool {
+        self.recv_in.owed() >= self.recv_threshold() || self.bytes_in.unannounced() >= self.bytes_threshold()
     }
 
     /// Looks at both credit words of this endpoint.
