@@ -41,6 +41,10 @@ fn writes_and_reads_arrive_byte_for_byte(setting: Setting) {
     assert_eq!(a.data.at(18 << 20, len), pattern(4, len));
     let counters = a.exec().channel.counters();
     assert!(counters.blocks_packed == 128 && counters.nops_sent == 0, "{counters:?}");
+    assert!(
+        pair.copiers.as_ref().is_none_or(|copiers| copiers.copied() > 0),
+        "the threads had something to do"
+    );
     for side in &pair.sides {
         let counters = side.exec().channel.counters();
         let gathered = if side.data.keys.is_some() { counters.messages_sent } else { 0 };
@@ -157,8 +161,10 @@ macro_rules! over {
 over! {
     over_tcp: tcp(), cfg(test);
     over_tcp_gathered: tcp().registered(), cfg(test);
+    over_tcp_copied: tcp().copied_by_threads(), cfg(test);
     over_local: local(), cfg(test);
     over_local_gathered: local().registered(), cfg(test);
+    over_local_copied: local().registered().copied_by_threads(), cfg(test);
     over_rdma: rdma(), ignore = "needs RDMA devices: run it in the guest";
     over_rdma_gathered: rdma().registered(), ignore = "needs RDMA devices: run it in the guest";
 }

@@ -1,6 +1,11 @@
 //! What an engine executes for a transfer, step by step, for `cargo xtask counts`: each `counted_*` function is one step, called
 //! [`CALLS`] times behind a warm-up; callgrind counts it. Without callgrind the same steps are timed: `cargo bench -p baton-driver`.
 
+#[macro_use]
+mod steps;
+#[path = "../../tests/two_pair/mod.rs"]
+mod two_pair;
+mod two_sided;
 mod wire;
 
 use baton_core::notify::NotifyMode;
@@ -9,24 +14,14 @@ use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_driver::{Config, Desc, Driver, Notification, Status, Xfer};
 use baton_fabric::{Memory, MemoryKind, Op, Template};
 use baton_verbs::{Opcode, SendChain, SendFlags};
-use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often each step is counted; the middle of the counts is taken.
-const CALLS: usize = 7;
-/// Calls before that.
-const WARM_UP: usize = 40;
+use steps::{WARM_UP, step};
+
 /// Descriptors of a large transfer.
 const MANY: u64 = 120_000;
 const BLOCK: u64 = 4096;
-
-macro_rules! counted {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)? $body:block)*) => {
-        $($(#[$doc])* #[unsafe(no_mangle)] #[inline(never)]
-        extern "Rust" fn $name($($arg: $ty),*) $(-> $out)? $body)*
-    };
-}
 
 counted! {
     fn counted_plan(op: Op, pairs: Vec<Pair>) -> Plan {
@@ -85,23 +80,6 @@ fn split() -> LaneSplit<'static> {
         first_lane: 0,
         lane_map_generation: 1,
     }
-}
-
-/// Runs a step [`CALLS`] times on what `prepare` makes each time, and tells what it took.
-fn step<T, R>(name: &str, items: u64, mut prepare: impl FnMut() -> T, mut run: impl FnMut(T) -> R) {
-    let mut times: Vec<Duration> = (0..CALLS)
-        .map(|_| {
-            let input = prepare();
-            let start = Instant::now();
-            let output = wire::counting(|| run(black_box(input)));
-            let took = start.elapsed();
-            black_box(output);
-            took
-        })
-        .collect();
-    times.sort_unstable();
-    let each = times[CALLS / 2].as_secs_f64() * 1e9 / items as f64;
-    println!("{name:<24} {:>12.3?}  at best {:>12.3?}  {each:>8.1} ns each", times[CALLS / 2], times[0]);
 }
 
 /// A permutation of `0 .. MANY`.
@@ -244,6 +222,7 @@ fn main() {
         got
     });
     engines.finish(&one);
+    two_sided::steps();
 }
 
 impl Engines {

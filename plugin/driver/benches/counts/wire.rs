@@ -72,28 +72,28 @@ fn carry(wire: &Wire, endpoint: EndpointId, batch: &Batch<'_>) {
     let Wire { side, hub } = wire;
     let mut hub = hub.lock().expect("no panic");
     let (peer_side, peer_slot) = hub.ends[*side][endpoint.slot as usize].peer.expect("connected");
-    let mut imm = batch.imm;
+    let mut arrived = batch.imm.map(|imm| (CompletionKind::RecvImm(imm), 0));
     if let Some(extra) = &batch.extra {
-        assert!(extra.op != ExtraOp::Send, "immediates are what this fabric offers");
-        if !extra.bytes.is_empty() {
-            // SAFETY: a record's or credit word's place in a ring or page of the other engine, which lives as long as the session;
-            // the engines give each other only places of that length.
-            unsafe {
-                let to = extra.remote_addr as *mut u8;
-                std::ptr::copy_nonoverlapping(extra.bytes.as_ptr(), to, extra.bytes.len());
-            }
-        }
-        if let ExtraOp::WriteImm(value) = extra.op {
-            imm = Some(value);
-        }
+        arrived = match extra.op {
+            ExtraOp::Send => Some((CompletionKind::RecvSend, extra.len_bytes() as u32)),
+            ExtraOp::WriteImm(imm) => Some((CompletionKind::RecvImm(imm), 0)),
+            ExtraOp::Write => arrived,
+        };
+        let to = match extra.op {
+            ExtraOp::Send => hub.ends[peer_side][peer_slot as usize].recvs.front().expect("credit").addr,
+            ExtraOp::Write | ExtraOp::WriteImm(_) => extra.remote_addr,
+        };
+        // SAFETY: a record's or credit word's place in a ring or page of the other engine, or the slot of a RECV of its own; it lives as
+        // long as the session, and the engines give each other only places of that length.
+        unsafe { place(extra, to) };
     }
-    if let Some(imm) = imm {
+    if let Some((kind, len_bytes)) = arrived {
         let slot = hub.ends[peer_side][peer_slot as usize].recvs.pop_front().expect("credit was kept to");
-        let kind = CompletionKind::RecvImm(imm);
         hub.completions[peer_side].push_back(Completion {
             endpoint: id(peer_slot),
             kind,
             seq: slot.id.into(),
+            len_bytes,
             ..Completion::EMPTY
         });
     }
@@ -101,6 +101,25 @@ fn carry(wire: &Wire, endpoint: EndpointId, batch: &Batch<'_>) {
         let seq = batch.first_seq + batch.len() as u64 - 1;
         hub.completions[*side].push_back(Completion { endpoint, seq, ..Completion::EMPTY });
     }
+}
+
+/// Copies what an extra carries, inline or gathered.
+///
+/// # Safety
+/// `to` is writable for all of it, what it gathers from readable.
+unsafe fn place(extra: &Extra<'_>, to: u64) {
+    let mut to = to as *mut u8;
+    let mut put = |from: *const u8, len: usize| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, len);
+            to = to.add(len);
+        }
+    };
+    if !extra.bytes.is_empty() {
+        put(extra.bytes.as_ptr(), extra.bytes.len());
+    }
+    extra.gather.iter().for_each(|sge| put(sge.addr as *const u8, sge.len_bytes as usize));
 }
 
 fn take(wire: &Wire, out: &mut [Completion]) -> usize {
@@ -127,7 +146,7 @@ impl Fabric for Wire {
             max_rq_depth: 4096,
             max_message_bytes: 4 << 20,
             inline_bytes: 16 << 10,
-            max_send_sge: 1,
+            max_send_sge: 30,
             default_lanes: 4,
             stripe_min_bytes: 1 << 20,
             immediate: true,

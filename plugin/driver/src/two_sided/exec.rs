@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use baton_core::Nanos;
 use baton_core::two_sided::channel::{Channel, Durable, TwoClosed};
-use baton_core::two_sided::codec::Status;
-use baton_core::two_sided::setup::{Ticket, TwoSetup};
+use baton_core::two_sided::setup::TwoSetup;
 use baton_fabric::{Completion, CompletionKind, EndpointId, Fabric};
 
 use super::bounce::Slabs;
+use super::copiers::{Copied, Outside};
 use super::post::Post;
 use super::view::{Pin, View};
-use super::{ChannelArea, Regions, SharedBounce};
+use super::{ChannelArea, Copiers, Regions, SharedBounce};
+
+/// Bytes that [`Executor::drive`] copies itself where there are threads that do it as well.
+const OWN_COPY_BYTES: u32 = 256 * 1024;
 
 /// A channel on its fabric.
 ///
@@ -26,7 +29,8 @@ pub struct Executor {
     /// Rails of the lanes, each once.
     rails: Vec<u8>,
     pins: RefCell<Vec<Pin>>,
-    copied: Vec<(Ticket, u32, Result<(), Status>)>,
+    copied: Vec<Copied>,
+    outside: Option<Outside>,
 }
 
 impl Executor {
@@ -46,7 +50,22 @@ impl Executor {
         rails.dedup();
         let post = Post::new(fabric, Arc::clone(&slabs), area, regions, &setup);
         let channel = Channel::new(setup, durable, now);
-        Executor { channel, bounce, slabs, post, rails, pins: RefCell::default(), copied: Vec::new() }
+        Executor {
+            channel,
+            bounce,
+            slabs,
+            post,
+            rails,
+            pins: RefCell::default(),
+            copied: Vec::new(),
+            outside: None,
+        }
+    }
+
+    /// Lets these threads do what is much to copy. `wake` is called on one of them, under no lock, when copies have ended: then
+    /// [`Executor::drive`] is due.
+    pub fn with_copiers(self, copiers: Arc<Copiers>, wake: Box<dyn Fn() + Send + Sync>) -> Executor {
+        Executor { outside: Some(Outside::new(copiers, wake)), ..self }
     }
 
     /// Its endpoints, control first.
@@ -90,10 +109,9 @@ impl Executor {
     /// Carries out everything that there is to do; `true`: there was something.
     pub fn drive(&mut self, now: Nanos) -> bool {
         let mut any = false;
+        let mut budget = OWN_COPY_BYTES;
         loop {
-            while let Some(job) = self.channel.next_place() {
-                self.copied.push((job.ticket, job.len, self.post.copy(&job)));
-            }
+            self.copy(&mut budget);
             any |= !self.copied.is_empty();
             let view = view(&self.post, &self.slabs, &self.rails, Some(&self.pins));
             let mut bounce = self.bounce.lock();
@@ -111,6 +129,36 @@ impl Executor {
             if let Some(endpoint) = failed {
                 self.channel.on_post_failed(endpoint);
             }
+        }
+    }
+
+    /// Does the copies that are due, up to `budget` bytes of them, and hands out the others.
+    fn copy(&mut self, budget: &mut u32) {
+        let ended = self.channel.end_reason().is_some();
+        while let Some(job) = self.channel.next_place() {
+            let copy = match self.post.prepare(&job) {
+                Ok(copy) => copy,
+                Err(refused) => {
+                    self.copied.push(refused);
+                    continue;
+                }
+            };
+            let outside = self.outside.as_ref().filter(|_| job.len > *budget && !ended);
+            let own = match outside {
+                None => copy,
+                Some(outside) => match outside.hand_out(copy) {
+                    Ok(()) => continue,
+                    Err(copy) => copy,
+                },
+            };
+            *budget = budget.saturating_sub(job.len);
+            self.copied.push(own.run());
+        }
+        match &self.outside {
+            // Whoever ends the epoch finds no copy under way.
+            Some(outside) if ended => outside.take_all(&mut self.copied),
+            Some(outside) => outside.take(&mut self.copied),
+            None => {}
         }
     }
 

@@ -14,6 +14,7 @@ mod area;
 mod bounce;
 mod bounces;
 mod channel_area;
+mod copiers;
 mod exec;
 mod life;
 mod path;
@@ -24,6 +25,7 @@ mod view;
 pub use area::Area;
 pub use bounce::{Bounce, SharedBounce};
 pub use channel_area::ChannelArea;
+pub use copiers::Copiers;
 pub use exec::Executor;
 pub use view::{Held, Keep, Regions};
 

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_core::two_sided::codec::{Direction, Status, append_data_crc};
+use baton_core::two_sided::codec::{Direction, append_data_crc};
 use baton_core::two_sided::pool::SlotId;
 use baton_core::two_sided::setup::{DataSend, Place, PlaceJob, Source, Span, TwoAction, TwoSetup};
 use baton_fabric::{Batch, Completion, EndpointId, Extra, ExtraOp, Fabric, FabricError, RecvSlot, Sge};
 
 use super::bounce::Slabs;
+use super::copiers::{Copied, Copy};
 use super::view::Pin;
 use super::{Area, ChannelArea, Held, Regions};
 
@@ -248,21 +249,19 @@ impl Post {
         posted.map_err(|e| FabricError::System(format!("post on {:?}: {e:?}", end.id)))
     }
 
-    /// Copies out of a slot.
-    pub fn copy(&self, job: &PlaceJob) -> Result<(), Status> {
+    /// A copy out of a slot, with all that it touches; `Err`: its place may not be written to.
+    pub fn prepare(&self, job: &PlaceJob) -> Result<Copy, Copied> {
         let (area, begin) = self.slabs.place(job.slot);
-        let (at, len) = (begin + job.at as usize, job.len as usize);
-        match job.to {
-            // SAFETY: own memory is valid until the transfer was reported, which waits for its copies.
-            Place::Local(addr) => unsafe { area.read_to(at, addr, len) },
+        let (to, held) = match job.to {
+            Place::Local(addr) => (addr, None),
             Place::Region(region, offset) => {
                 // Once more: it may have been withdrawn since the chunk was checked.
-                let held = self.regions.hold(region, offset, job.len.into(), Direction::Write)?;
-                // SAFETY: the region is held.
-                unsafe { area.read_to(at, held.addr(), len) };
+                let held = self.regions.hold(region, offset, job.len.into(), Direction::Write);
+                let held = held.map_err(|status| (job.ticket, job.len, Err(status)))?;
+                (held.addr(), Some(held))
             }
-        }
-        Ok(())
+        };
+        Ok(Copy { ticket: job.ticket, area, at: begin + job.at as usize, to, len: job.len, held })
     }
 }
 

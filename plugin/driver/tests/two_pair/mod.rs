@@ -114,11 +114,23 @@ impl Regions for Data {
 pub struct Setting {
     pub fabrics: [Arc<dyn Fabric>; 2],
     pub registered: bool,
+    /// Threads that copy.
+    pub copiers: Option<Arc<Copiers>>,
 }
 
 impl Setting {
     pub fn registered(self) -> Setting {
         Setting { registered: true, ..self }
+    }
+
+    /// With threads that copy out of slots, until the pair is dropped.
+    pub fn copied_by_threads(self) -> Setting {
+        let copiers = Arc::new(Copiers::default());
+        for _ in 0..2 {
+            let copiers = Arc::clone(&copiers);
+            std::thread::spawn(move || copiers.work());
+        }
+        Setting { copiers: Some(copiers), ..self }
     }
 }
 
@@ -139,10 +151,11 @@ pub struct Pair {
     pub sides: [Side; 2],
     pub start: Instant,
     pub epoch: u32,
+    pub copiers: Option<Arc<Copiers>>,
 }
 
 pub fn setting(fabrics: [Arc<dyn Fabric>; 2]) -> Setting {
-    Setting { fabrics, registered: false }
+    Setting { fabrics, registered: false, copiers: None }
 }
 
 pub fn tcp() -> Setting {
@@ -205,7 +218,12 @@ pub fn prepare(fabric: Arc<dyn Fabric>, bounce: SharedBounce, active: bool) -> P
 }
 
 /// Connects both sides; for each, the executor of that epoch.
-pub fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) -> [Executor; 2] {
+pub fn open(
+    sides: [(Prepared, Arc<Data>, Durable); 2],
+    copiers: Option<&Arc<Copiers>>,
+    epoch: u32,
+    now: Nanos,
+) -> [Executor; 2] {
     let deadline = Instant::now() + PATIENCE;
     std::thread::scope(|scope| {
         for n in [0, 1] {
@@ -245,7 +263,7 @@ pub fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) 
             limits: TwoLimits::default(),
         };
         let seam = Arc::clone(&side.fabric);
-        Executor::new(
+        let exec = Executor::new(
             seam,
             Arc::clone(&side.bounce),
             side.area,
@@ -253,8 +271,19 @@ pub fn open(sides: [(Prepared, Arc<Data>, Durable); 2], epoch: u32, now: Nanos) 
             setup,
             durable,
             now,
-        )
+        );
+        match copiers {
+            // The tests look again and again by themselves.
+            Some(copiers) => exec.with_copiers(Arc::clone(copiers), Box::new(|| ())),
+            None => exec,
+        }
     })
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.copiers.iter().for_each(|copiers| copiers.stop());
+    }
 }
 
 impl Pair {
@@ -271,7 +300,7 @@ impl Pair {
             n += 1;
             (prepare(fabric, bounce, n == 1), data, Durable::new(TwoLimits::default()))
         });
-        let mut execs = open(sides, 1, Nanos(0)).into_iter();
+        let mut execs = open(sides, setting.copiers.as_ref(), 1, Nanos(0)).into_iter();
         let sides = parts.map(|(fabric, bounce, data)| Side {
             fabric,
             exec: execs.next(),
@@ -282,7 +311,7 @@ impl Pair {
             delivered: Vec::new(),
             ended: false,
         });
-        Pair { sides, start: Instant::now(), epoch: 1 }
+        Pair { sides, start: Instant::now(), epoch: 1, copiers: setting.copiers }
     }
 
     /// Ends the epoch on both sides, wherever it stands, and begins the next of the same session.
@@ -296,7 +325,8 @@ impl Pair {
             n += 1;
             (prepare(fabric, bounce, n == 1), data, durable)
         });
-        for (side, exec) in self.sides.iter_mut().zip(open(next, self.epoch, now)) {
+        let next = open(next, self.copiers.as_ref(), self.epoch, now);
+        for (side, exec) in self.sides.iter_mut().zip(next) {
             (side.exec, side.ended) = (Some(exec), false);
         }
     }
