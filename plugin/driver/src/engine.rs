@@ -16,7 +16,7 @@ use crate::selfcopy::SelfCopies;
 use crate::shared::{Counters, Shared, random_bytes};
 use crate::spin::Spinner;
 use crate::threads::Threads;
-use crate::two_sided::Bounces;
+use crate::two_sided::{Bounces, Copiers, copy_threads};
 use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
@@ -75,6 +75,7 @@ impl Driver {
             routes: fabrics.iter().map(|_| Routes::default()).collect(),
             served: Arc::default(),
             bounces: Bounces::new(fabrics.len()),
+            copiers: Arc::new(Copiers::default()),
             fabrics,
             registry: RwLock::new(registry),
             regions: RwLock::new(HashMap::new()),
@@ -134,6 +135,9 @@ impl Driver {
         spawn("baton-selfcopy", |shared| shared.self_copies.work(shared))?;
         if self.shared.config.backends.two_sided {
             spawn("baton-bounce", Shared::tend_bounces)?;
+            for _ in 0..copy_threads() {
+                spawn("baton-copy", |shared| shared.copiers.work())?;
+            }
         }
         if self.shared.config.progress_thread && self.shared.config.spin_us > 0 {
             spawn("baton-progress", Shared::spin)?;

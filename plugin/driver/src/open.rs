@@ -62,7 +62,7 @@ impl Shared {
         if by_send {
             self.tell_send_mode(peer, &mut state, &set);
         }
-        let (one_sided, two_sided, outcomes) =
+        let (one_sided, mut two_sided, outcomes) =
             self.open_paths(&mut state, set, &theirs, &agreed, setups, generation, established.resumed);
         let lifeline_id = self.next_lifeline.fetch_add(1, Ordering::Relaxed);
         let watch = Watch::new(now, self.config.timeout_scale);
@@ -90,8 +90,9 @@ impl Shared {
         peer.opened_at.store(generation, Ordering::Relaxed);
         peer.connected.store(true, Ordering::Release);
         self.forget_ids_before(&peer.name(), generation);
-        if let Some(two) = &two_sided {
+        if let Some(two) = &mut two_sided {
             self.bounces.introduce(two.borrower, peer);
+            self.lend_copiers(peer, two);
         }
         state.conn = Conn::Open(Box::new(Channel {
             fabric,

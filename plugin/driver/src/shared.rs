@@ -18,7 +18,7 @@ use crate::revoke::Revokes;
 use crate::selfcopy::SelfCopies;
 use crate::spin::Spinner;
 use crate::threads::Threads;
-use crate::two_sided::{Bounces, Served};
+use crate::two_sided::{Bounces, Copiers, Served};
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
 use baton_core::registry::Registry;
@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     /// Regions that peers may name on the two-sided path.
     pub served: Arc<Served>,
     pub bounces: Bounces,
+    /// They copy for two-sided paths.
+    pub copiers: Arc<Copiers>,
     pub managed: Managed,
     pub block_lists: BlockLists,
     /// Fabric and whether it was device memory: whose refusal of a registration the log has already.
@@ -288,6 +290,7 @@ impl Shared {
         }
         self.halt.pull();
         self.self_copies.stop();
+        self.copiers.stop();
         self.spinner.stop();
         self.bounces.wake();
         self.wake_service();

@@ -17,6 +17,11 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Area, Held};
 
+/// Threads of an engine: one processor is left to what comes in, and more than two do not make memory faster.
+pub(crate) fn copy_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).min(2)
+}
+
 /// A copy out of a slot, with all that it touches.
 pub(super) struct Copy {
     pub ticket: Ticket,
@@ -156,9 +161,12 @@ impl Outside {
         self.copiers.push(copy, &self.back)
     }
 
-    /// What has ended, behind what is in `into`.
-    pub fn take(&self, into: &mut Vec<Copied>) {
-        into.append(&mut self.back.state.lock().done);
+    /// What has ended, behind what is in `into`; `true`: something, and nothing is under way any more.
+    pub fn take(&self, into: &mut Vec<Copied>) -> bool {
+        let mut state = self.back.state.lock();
+        let last = state.out == 0 && !state.done.is_empty();
+        into.append(&mut state.done);
+        last
     }
 
     /// Ends all that was handed out: what no thread has begun is done here.

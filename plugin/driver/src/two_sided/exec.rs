@@ -64,8 +64,8 @@ impl Executor {
 
     /// Lets these threads do what is much to copy. `wake` is called on one of them, under no lock, when copies have ended: then
     /// [`Executor::drive`] is due.
-    pub fn with_copiers(self, copiers: Arc<Copiers>, wake: Box<dyn Fn() + Send + Sync>) -> Executor {
-        Executor { outside: Some(Outside::new(copiers, wake)), ..self }
+    pub fn set_copiers(&mut self, copiers: Arc<Copiers>, wake: Box<dyn Fn() + Send + Sync>) {
+        self.outside = Some(Outside::new(copiers, wake));
     }
 
     /// Its endpoints, control first.
@@ -157,7 +157,9 @@ impl Executor {
         match &self.outside {
             // Whoever ends the epoch finds no copy under way.
             Some(outside) if ended => outside.take_all(&mut self.copied),
-            Some(outside) => outside.take(&mut self.copied),
+            // Nobody else comes by before it idles.
+            Some(outside) if outside.take(&mut self.copied) => self.channel.flush(),
+            Some(_) => {}
             None => {}
         }
     }

@@ -9,6 +9,7 @@ use baton_core::two_sided::channel::{Abandoned, Durable};
 use baton_core::two_sided::report::{TwoEnd, TwoEvent, XferFailure};
 use baton_core::two_sided::setup::TwoLimits;
 
+use super::copiers::copy_threads;
 use super::path::{TwoSided, failure_code, message_of, unseal};
 use crate::channel::Path;
 use crate::epoch::Ended;
@@ -20,6 +21,21 @@ use baton_core::notify::ID_BYTES;
 use baton_core::peer::Violation;
 
 impl Shared {
+    /// Lets the engine's threads copy for a path, if there are any.
+    pub(crate) fn lend_copiers(self: &Arc<Self>, peer: &Arc<Peer>, path: &mut TwoSided) {
+        if copy_threads() == 0 {
+            return;
+        }
+        let (shared, peer) = (Arc::downgrade(self), Arc::downgrade(peer));
+        let wake = move || {
+            if let (Some(shared), Some(peer)) = (shared.upgrade(), peer.upgrade()) {
+                let mut state = peer.state.lock();
+                shared.pump(&peer, &mut state);
+            }
+        };
+        path.exec.set_copiers(Arc::clone(&self.copiers), Box::new(wake));
+    }
+
     /// Carries out what the channel of a path told.
     pub(crate) fn on_two_sided_event(
         self: &Arc<Self>,

@@ -30,6 +30,7 @@ pub use exec::Executor;
 pub use view::{Held, Keep, Regions};
 
 pub(crate) use bounces::Bounces;
+pub(crate) use copiers::copy_threads;
 pub(crate) use life::Outcome;
 pub(crate) use path::{MAX_BODY_BYTES, Rest, TwoSided};
 pub(crate) use served::{Served, ServedOn};

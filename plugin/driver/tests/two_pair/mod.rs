@@ -263,7 +263,7 @@ pub fn open(
             limits: TwoLimits::default(),
         };
         let seam = Arc::clone(&side.fabric);
-        let exec = Executor::new(
+        let mut exec = Executor::new(
             seam,
             Arc::clone(&side.bounce),
             side.area,
@@ -272,11 +272,11 @@ pub fn open(
             durable,
             now,
         );
-        match copiers {
+        if let Some(copiers) = copiers {
             // The tests look again and again by themselves.
-            Some(copiers) => exec.with_copiers(Arc::clone(copiers), Box::new(|| ())),
-            None => exec,
+            exec.set_copiers(Arc::clone(copiers), Box::new(|| ()));
         }
+        exec
     })
 }
 
