@@ -64,6 +64,18 @@ fn all_ways_to_prepare_and_to_batch_move_the_same_blocks_pipelined() {
 }
 
 #[test]
+fn memory_of_the_engine_s_own_takes_turns_with_the_host_s_and_moves_the_same_blocks() {
+    for fabric in ["local", "tcp"] {
+        let rows = rows(&format!(
+            "--fabric {fabric} --mem managed,dram --sizes 4096,65536 --batch 6 --iters 24 --rounds 2 --threads 2"
+        ));
+        let arms: Vec<&str> = rows.iter().map(|row| row.arm.as_str()).collect();
+        assert_eq!(arms, ["managed", "dram"].repeat(4), "{fabric}");
+        assert!(rows.iter().all(|row| row.fabric == fabric && row.iters == 24), "{rows:?}");
+    }
+}
+
+#[test]
 fn the_bare_loop_and_memcpy_move_the_same_blocks_and_come_first_and_last() {
     let rows =
         rows("--fabric local --sizes 4096,24 --batch 5 --iters 16 --rounds 3 --enable-notification --rivals");

@@ -30,6 +30,8 @@ fn pair(text: &str) -> Outcome<(String, String)> {
 pub struct Setup {
     /// Settings besides those that all engines share.
     pub params: Vec<(String, String)>,
+    /// The engine makes the memory that it moves.
+    pub managed: bool,
 }
 
 /// The name of an engine, by side and number.

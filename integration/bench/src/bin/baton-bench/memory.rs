@@ -1,8 +1,9 @@
 //! Registered memory of a benchmark: blocks with gaps between them, whose every byte is known.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use baton_host::{Desc, Engine, Region};
+use baton_host::{Desc, Engine, ManagedBuffer, Region};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
@@ -35,6 +36,22 @@ impl Layout {
         GAP + (request * self.blocks + index) * (self.size + GAP)
     }
 
+    fn check(self) -> Outcome<()> {
+        if !self.size.is_multiple_of(WORD) || self.size == 0 || self.blocks == 0 || self.requests == 0 {
+            return Err(format!("{self:?}: sizes must be multiples of {WORD}, and nothing may be 0"));
+        }
+        Ok(())
+    }
+
+    /// Which block of a request comes to a place.
+    fn origin(self) -> Vec<u32> {
+        let mut origin = vec![0; self.blocks];
+        for (index, place) in self.order().into_iter().enumerate() {
+            origin[place as usize] = index as u32;
+        }
+        origin
+    }
+
     /// Where block i of a request goes: the place in the request's blocks at the destination. The same on every
     /// machine.
     pub fn order(self) -> Vec<u32> {
@@ -55,11 +72,17 @@ fn pattern(seed: u64, word: usize) -> u64 {
     mixed ^ (mixed >> 29)
 }
 
-/// Memory of one side, registered with several engines.
+/// Where the words of a pool are, and as what engines know them.
+enum Backing {
+    /// Memory of this process, registered with several engines; the regions are dropped before it.
+    Own { regions: Vec<Region>, words: Box<[AtomicU64]> },
+    /// Memory of one engine's own.
+    Managed(ManagedBuffer),
+}
+
+/// Memory of one side, known to one or several engines.
 pub struct Pool {
-    // Dropped before the memory.
-    regions: Vec<Region>,
-    words: Box<[AtomicU64]>,
+    backing: Backing,
     layout: Layout,
     /// Which block of a request comes to a place.
     origin: Vec<u32>,
@@ -67,42 +90,62 @@ pub struct Pool {
 
 impl Pool {
     /// Makes memory for the blocks of a case and registers it with every engine.
-    pub fn new(engines: &[Engine], layout: Layout) -> Outcome<Pool> {
-        if !layout.size.is_multiple_of(WORD) || layout.size == 0 || layout.blocks == 0 || layout.requests == 0
-        {
-            return Err(format!("{layout:?}: sizes must be multiples of {WORD}, and nothing may be 0"));
-        }
+    pub fn new(engines: &[&Engine], layout: Layout) -> Outcome<Pool> {
+        layout.check()?;
         let words: Box<[AtomicU64]> = (0..layout.bytes() / WORD).map(|_| AtomicU64::new(0)).collect();
         let first: *mut u8 = words.as_ptr().cast_mut().cast();
-        let register = |engine: &Engine| {
+        let register = |engine: &&Engine| {
             // SAFETY: the words live on the heap until the regions, which are dropped first, are gone, and this side
             // accesses them atomically.
             let region = unsafe { engine.register(first, layout.bytes(), Default::default()) };
             region.map_err(|error| error.to_string())
         };
         let regions = engines.iter().map(register).collect::<Outcome<Vec<_>>>()?;
-        let mut origin = vec![0; layout.blocks];
-        for (index, place) in layout.order().into_iter().enumerate() {
-            origin[place as usize] = index as u32;
+        Ok(Pool { backing: Backing::Own { regions, words }, layout, origin: layout.origin() })
+    }
+
+    /// Has an engine make memory for the blocks of a case.
+    pub fn managed(engine: &Engine, layout: Layout) -> Outcome<Pool> {
+        layout.check()?;
+        let buffer = engine.alloc_managed(layout.bytes(), Default::default()).map_err(|e| e.to_string())?;
+        Ok(Pool { backing: Backing::Managed(buffer), layout, origin: layout.origin() })
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        match &self.backing {
+            Backing::Own { words, .. } => words,
+            // SAFETY: the buffer is page-aligned, as long as the layout says, zeroed and there as long as `self`; atomics may
+            // be changed by others.
+            Backing::Managed(buffer) => unsafe {
+                std::slice::from_raw_parts(buffer.as_ptr().cast(), self.layout.bytes() / WORD)
+            },
         }
-        Ok(Pool { regions, words, layout, origin })
     }
 
-    /// The registration with the n-th engine.
-    pub fn region(&self, engine: usize) -> &Region {
-        &self.regions[engine]
+    /// Its first byte.
+    pub fn addr(&self) -> u64 {
+        self.words().as_ptr().addr() as u64
     }
 
-    /// As many.
-    pub fn regions(&self) -> &[Region] {
-        &self.regions
+    /// What a peer of the n-th of its engines imports.
+    pub fn export(&self, engine: usize) -> Outcome<Vec<u8>> {
+        let bytes = match &self.backing {
+            Backing::Own { regions, .. } => regions[engine].export(),
+            Backing::Managed(buffer) => buffer.export(),
+        };
+        bytes.map_err(|error| error.to_string())
     }
 
-    /// The blocks of a request in order, for the n-th engine.
+    /// The blocks of a request in order, for the n-th of its engines.
     pub fn blocks(&self, engine: usize, request: usize) -> Vec<Desc> {
         let Layout { size, blocks, .. } = self.layout;
-        let region = self.region(engine);
-        let block = |index| region.desc(self.layout.offset(request, index) as u64, size as u64);
+        let block = |index| {
+            let (offset, size) = (self.layout.offset(request, index) as u64, size as u64);
+            match &self.backing {
+                Backing::Own { regions, .. } => regions[engine].desc(offset, size),
+                Backing::Managed(buffer) => buffer.desc(offset, size),
+            }
+        };
         (0..blocks).map(block).collect()
     }
 
@@ -115,7 +158,7 @@ impl Pool {
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.layout.bytes(), "{offset} is not in {:?}", self.layout);
         // SAFETY: within the words, which the assertion says.
-        unsafe { self.words.as_ptr().cast_mut().cast::<u8>().add(offset) }
+        unsafe { self.words().as_ptr().cast_mut().cast::<u8>().add(offset) }
     }
 
     /// Copies a block from other memory of this process, while nobody else accesses either block.
@@ -130,7 +173,7 @@ impl Pool {
 
     /// Fills everything, gaps included.
     pub fn fill(&self, seed: u64) {
-        for (index, word) in self.words.iter().enumerate() {
+        for (index, word) in self.words().iter().enumerate() {
             word.store(pattern(seed, index), Ordering::Relaxed);
         }
     }
@@ -141,7 +184,7 @@ impl Pool {
     pub fn check(&self, own: u64, source: u64, written: bool) -> Outcome<()> {
         let order = self.layout.order();
         let from = if written { &self.origin } else { &order };
-        for (index, word) in self.words.iter().enumerate() {
+        for (index, word) in self.words().iter().enumerate() {
             let (expected, what) = match self.origin_of(index * WORD, from) {
                 Some(at) => (pattern(source, at / WORD), "block"),
                 None => (pattern(own, index), "gap"),
@@ -166,6 +209,53 @@ impl Pool {
     }
 }
 
+/// The memory of one side in a case: what the host registers once with all engines that take it, and one pool for each engine
+/// that makes its own.
+pub struct Pools {
+    pools: Vec<Arc<Pool>>,
+    /// For each engine: its pool, and which of that pool's engines it is.
+    of: Vec<(usize, usize)>,
+}
+
+impl Pools {
+    /// `managed`: for each engine, whether it makes its own.
+    pub fn new(engines: &[Engine], managed: &[bool], layout: Layout) -> Outcome<Pools> {
+        let sharing: Vec<&Engine> =
+            engines.iter().zip(managed).filter(|(_, managed)| !**managed).map(|(engine, _)| engine).collect();
+        let (mut pools, mut of, mut shared) = (Vec::new(), Vec::new(), 0);
+        if !sharing.is_empty() {
+            pools.push(Arc::new(Pool::new(&sharing, layout)?));
+        }
+        for (engine, managed) in engines.iter().zip(managed) {
+            if *managed {
+                pools.push(Arc::new(Pool::managed(engine, layout)?));
+                of.push((pools.len() - 1, 0));
+            } else {
+                of.push((0, shared));
+                shared += 1;
+            }
+        }
+        Ok(Pools { pools, of })
+    }
+
+    /// The memory of the n-th engine, and which of that memory's engines it is.
+    pub fn of(&self, engine: usize) -> (&Arc<Pool>, usize) {
+        let (pool, place) = self.of[engine];
+        (&self.pools[pool], place)
+    }
+
+    /// One engine for each memory.
+    pub fn first_engines(&self) -> impl Iterator<Item = usize> {
+        let of = &self.of;
+        (0..of.len()).filter(|engine| of[*engine].1 == 0)
+    }
+
+    /// Fills all of it.
+    pub fn fill(&self, seed: u64) {
+        self.pools.iter().for_each(|pool| pool.fill(seed));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,8 +274,8 @@ mod tests {
                     if written { (index, place as usize) } else { (place as usize, index) };
                 for word in 0..LAYOUT.size / WORD {
                     let at = |index| LAYOUT.offset(request, index) / WORD + word;
-                    let value = from.words[at(source)].load(Ordering::Relaxed);
-                    to.words[at(target)].store(value, Ordering::Relaxed);
+                    let value = from.words()[at(source)].load(Ordering::Relaxed);
+                    to.words()[at(target)].store(value, Ordering::Relaxed);
                 }
             }
         }
@@ -200,11 +290,11 @@ mod tests {
             assert!(target.check(2, 1, written).unwrap_err().contains("in a block at 4096"));
             move_all(&source, &target, written);
             target.check(2, 1, written).unwrap();
-            for word in (0..target.words.len()).step_by(11) {
-                let value = target.words[word].load(Ordering::Relaxed);
-                target.words[word].store(value ^ (1 << 63), Ordering::Relaxed);
+            for word in (0..target.words().len()).step_by(11) {
+                let value = target.words()[word].load(Ordering::Relaxed);
+                target.words()[word].store(value ^ (1 << 63), Ordering::Relaxed);
                 assert!(target.check(2, 1, written).is_err(), "the word {word}");
-                target.words[word].store(value, Ordering::Relaxed);
+                target.words()[word].store(value, Ordering::Relaxed);
             }
         }
     }

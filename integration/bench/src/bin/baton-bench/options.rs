@@ -102,9 +102,9 @@ pub struct Options {
     /// Rounds in which the arms of a case take turns; the tables show medians.
     #[arg(long, value_parser = value_parser!(u64).range(1..=1000))]
     pub rounds: Option<u64>,
-    /// Memory that is moved.
-    #[arg(long, value_enum, default_value_t = Memory::Dram)]
-    pub mem: Memory,
+    /// Memory that is moved: the host's own, or the engine's.
+    #[arg(long, value_enum, default_value = "dram", value_delimiter = ',')]
+    pub mem: Vec<Memory>,
     /// Compares every byte, and those around: before the measured iterations and after them.
     #[arg(long, default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true,
           action = clap::ArgAction::Set)]
@@ -199,8 +199,20 @@ impl Notify {
 pub enum Memory {
     /// Memory of the host.
     Dram,
+    /// Memory that the engine makes.
+    Managed,
     /// Memory of an accelerator.
     Vram,
+}
+
+impl Memory {
+    pub fn word(self) -> &'static str {
+        match self {
+            Memory::Dram => "dram",
+            Memory::Managed => "managed",
+            Memory::Vram => "vram",
+        }
+    }
 }
 
 /// Tables.
@@ -229,8 +241,11 @@ impl Options {
         if self.backend == Backend::TwoSided {
             return Err("--backend two-sided: it does not exist yet; one-sided does".to_owned());
         }
-        if self.mem == Memory::Vram {
-            return Err("--mem vram: this benchmark has no means to allocate it; dram is possible".to_owned());
+        if self.mem.contains(&Memory::Vram) {
+            return Err(
+                "--mem vram: this benchmark has no means to allocate it; dram and managed are possible"
+                    .to_owned(),
+            );
         }
         if self.enable_notification && self.notify.contains(&Notify::Off) {
             return Err("--enable-notification contradicts --notify off".to_owned());

@@ -5,7 +5,7 @@ use baton_host::Op;
 use crate::Outcome;
 use crate::engine::Setup;
 use crate::memory::Layout;
-use crate::options::{Notify, OpWord, Options};
+use crate::options::{Memory, Notify, OpWord, Options};
 
 /// Something to compare with other ways to move the same blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,19 +18,21 @@ pub struct Arm {
     /// Requests come from lists of blocks.
     pub session: bool,
     pub lanes: Option<u64>,
+    pub mem: Memory,
     /// Its engine on either side.
     pub engine: usize,
 }
 
 impl Arm {
     /// One word for everything that an arm is.
-    fn words(self) -> [String; 5] {
+    fn words(self) -> [String; 6] {
         [
             self.notify.word().to_owned(),
             self.prepare().to_owned(),
             self.transfer().to_owned(),
             if self.session { "sess" } else { "no-sess" }.to_owned(),
             self.lanes.map(|lanes| format!("lanes={lanes}")).unwrap_or_default(),
+            self.mem.word().to_owned(),
         ]
     }
 
@@ -88,7 +90,7 @@ impl Plan {
         let plan = Plan { arms, cases, setups };
         for case in &plan.cases {
             let loops = plan.loops(options, *case)?;
-            let bytes = case.layout(options, loops).bytes() as u64;
+            let bytes = (case.layout(options, loops).bytes() as u64).saturating_mul(plan.pools());
             // Both sides are here, and the machine has other things to do.
             let limit = match (&options.target_command, options.rivals) {
                 (Some(_), _) => available / 4 * 3,
@@ -121,6 +123,12 @@ impl Plan {
             words.push(&own[0]);
         }
         words.join(" ")
+    }
+
+    /// Memories of a side: one of its own for each engine that makes it, and one for all others.
+    fn pools(&self) -> u64 {
+        let managed = self.setups.iter().filter(|setup| setup.managed).count();
+        (managed + usize::from(managed < self.setups.len())) as u64
     }
 
     /// Whether the target takes notifications in every arm: polling for them costs something in those without, too.
@@ -229,7 +237,7 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
         some => some.iter().copied().map(Some).collect(),
     };
     let mut arms: Vec<Arm> = Vec::new();
-    for lanes in lanes {
+    for (lanes, mem) in lanes.iter().flat_map(|lanes| options.mem.iter().map(|mem| (*lanes, *mem))) {
         for &batched in &batched {
             for &session in &sessions {
                 for &prepared in &prepared {
@@ -239,6 +247,7 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
                         batched,
                         session,
                         lanes,
+                        mem,
                         engine: 0,
                     }));
                 }
@@ -247,7 +256,7 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
     }
     let (mut once, mut setups): (Vec<Arm>, Vec<Setup>) = (Vec::new(), Vec::new());
     for mut arm in arms {
-        let setup = setup(arm.notify, arm.lanes);
+        let setup = setup(arm);
         arm.engine = setups.iter().position(|one| *one == setup).unwrap_or_else(|| {
             setups.push(setup);
             setups.len() - 1
@@ -259,12 +268,13 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
     (once, setups)
 }
 
-fn setup(notify: Notify, lanes: Option<u64>) -> Setup {
+fn setup(arm: Arm) -> Setup {
+    let Arm { notify, lanes, .. } = arm;
     // Without notifications it does not matter: one engine less.
     let word = if notify == Notify::Send { "send" } else { "imm" };
     let mut params = vec![("notify".to_owned(), word.to_owned())];
     params.extend(lanes.map(|lanes| ("lanes".to_owned(), lanes.to_string())));
-    Setup { params }
+    Setup { params, managed: arm.mem == Memory::Managed }
 }
 
 /// Memory that could be used now.

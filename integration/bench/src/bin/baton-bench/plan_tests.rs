@@ -59,7 +59,7 @@ fn what_does_not_exist_is_refused_with_what_does() {
     refused("--backend none", &["--backend", "one-sided, two-sided"]);
     refused("--backend two-sided --prepare-once", &["--prepare-once", "two-sided prepares nothing"]);
     refused("--mem vram", &["--mem vram", "dram"]);
-    refused("--mem disk", &["--mem", "dram, vram"]);
+    refused("--mem disk", &["--mem", "dram, managed, vram"]);
     refused("--op append", &["--op", "write, read"]);
     refused("--notify maybe", &["--notify", "off, imm, send"]);
     refused("--fabric udp", &["--fabric udp", "verbs, local and tcp"]);
@@ -89,6 +89,16 @@ fn memory_that_is_not_there_is_refused_before_it_is_taken() {
     refused("--sizes 4294967296", &["--sizes 4294967296", "MiB are the limit"]);
     refused("--sizes 1048576 --batch 1048576", &["--batch 1048576", "MiB are the limit"]);
     refused("--sizes 65536 --requests 65536", &["--requests 65536", "MiB are the limit"]);
+}
+
+#[test]
+fn kinds_of_memory_take_turns_each_with_an_engine_of_its_own() {
+    let plan = plan("--mem dram,managed --notify off,imm").unwrap();
+    let labels: Vec<_> = plan.arms.iter().map(|arm| plan.label(*arm)).collect();
+    assert_eq!(labels, ["off dram", "imm dram", "off managed", "imm managed"]);
+    let managed: Vec<_> = plan.arms.iter().map(|arm| plan.setups[arm.engine].managed).collect();
+    assert_eq!(managed, [false, false, true, true]);
+    assert_eq!((plan.setups.len(), plan.pools()), (2, 2));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::bare::Words;
 use crate::engine::name;
 use crate::loops::{Bench, Blocks, Laps, Lists, absorb};
-use crate::memory::{Layout, Pool};
+use crate::memory::{Layout, Pool, Pools};
 use crate::options::{ColumnsWord, Notify, OpWord, Options};
 use crate::plan::{Arm, Case, Loops, Plan, available_memory};
 use crate::remote::Remote;
@@ -41,8 +41,8 @@ struct Run<'a> {
 
 /// Memory of one case on both sides.
 struct Held {
-    pool: Pool,
-    /// Where the target's starts.
+    pools: Pools,
+    /// Where the target's starts, that which the first engine uses.
     base: u64,
     /// For each engine: the target's memory, and where each iteration's blocks are.
     _regions: Vec<RemoteRegion>,
@@ -119,24 +119,28 @@ fn lists(engine: &Engine, arm: Arm, blocks: &[Blocks]) -> Outcome<Lists> {
 impl Run<'_> {
     /// Memory on both sides.
     fn hold(&self, remote: &mut Remote, layout: Layout) -> Outcome<Held> {
-        let Answer::Memory { blobs, addr } = remote.ask(&Order::Hold(layout))? else {
+        let Answer::Memory { blobs, addrs } = remote.ask(&Order::Hold(layout))? else {
             return Err("the target holds no memory".to_owned());
         };
-        let pool = Pool::new(&self.engines, layout)?;
+        let managed: Vec<bool> = self.plan.setups.iter().map(|setup| setup.managed).collect();
+        let pools = Pools::new(&self.engines, &managed, layout)?;
         let (order, mut regions, mut blocks) = (layout.order(), Vec::new(), Vec::new());
-        for (number, (engine, blob)) in self.engines.iter().zip(&blobs).enumerate() {
+        let theirs = blobs.iter().zip(&addrs);
+        for (number, (engine, (blob, addr))) in self.engines.iter().zip(theirs).enumerate() {
+            let (pool, place_in_pool) = pools.of(number);
             let region = engine.import_region(&name(SIDE, number), blob).map_err(said)?;
             let there = |request: usize, place: &u32| {
                 region.desc(addr + layout.offset(request, *place as usize) as u64, layout.size as u64)
             };
             let of = |request: usize| Blocks {
-                local: pool.blocks(number, request),
+                local: pool.blocks(place_in_pool, request),
                 remote: order.iter().map(|place| there(request, place)).collect(),
             };
             blocks.push((0..layout.requests).map(of).collect());
             regions.push(region);
         }
-        Ok(Held { pool, base: addr, _regions: regions, blocks })
+        let base = *addrs.first().ok_or("the target has no engine")?;
+        Ok(Held { pools, base, _regions: regions, blocks })
     }
 
     /// Everything that an arm needs for a case; also how long preparing each iteration took.
@@ -186,24 +190,24 @@ impl Run<'_> {
     }
 
     /// Fresh bytes on both sides.
-    fn fill(&self, remote: &mut Remote, pool: &Pool) -> Outcome<()> {
-        pool.fill(OWN);
+    fn fill(&self, remote: &mut Remote, pools: &Pools) -> Outcome<()> {
+        pools.fill(OWN);
         remote.tell(&Order::Fill(THEIRS))
     }
 
     /// Every byte where blocks land, and around: what is fast because it moves nothing is found out.
-    fn compare(&self, remote: &mut Remote, pool: &Pool, op: OpWord) -> Outcome<()> {
+    fn compare(&self, remote: &mut Remote, pools: &Pools, engine: usize, op: OpWord) -> Outcome<()> {
         match op {
-            OpWord::Write => remote.tell(&Order::Check(THEIRS, OWN)),
-            OpWord::Read => pool.check(OWN, THEIRS, false),
+            OpWord::Write => remote.tell(&Order::Check(engine, THEIRS, OWN)),
+            OpWord::Read => pools.of(engine).0.check(OWN, THEIRS, false),
         }
     }
 
     /// What moves blocks without an engine, in the order in which it stands before and after the arms.
     fn field<'a>(&self, case: Case, held: &'a Held) -> Outcome<Field<'a>> {
         Ok(Field {
-            own: &held.pool,
-            copy: Pool::new(&[], held.pool.layout())?,
+            own: held.pools.of(0).0,
+            copy: Pool::new(&[], held.pools.of(0).0.layout())?,
             words: Words::new()?,
             base: held.base,
             writes: case.op == OpWord::Write,
@@ -215,17 +219,18 @@ impl Run<'_> {
     fn check_rival(
         &self,
         remote: &mut Remote,
+        pools: &Pools,
         bout: &mut Bout<'_>,
         requests: u64,
         op: OpWord,
     ) -> Outcome<()> {
-        let Field { own, copy, writes, .. } = bout.field;
-        self.fill(remote, own)?;
+        let Field { copy, writes, .. } = bout.field;
+        self.fill(remote, pools)?;
         copy.fill(COPY);
         rival_round(remote, bout, 0, requests)?;
         match bout.rival.kind {
             Kind::Memcpy => copy.check(COPY, OWN, *writes),
-            Kind::Bare => self.compare(remote, own, op),
+            Kind::Bare => self.compare(remote, pools, 0, op),
         }
     }
 
@@ -238,10 +243,10 @@ impl Run<'_> {
         for arm in &self.plan.arms {
             let (mut bench, prep_us) = self.bench(*arm, case, &held.blocks[arm.engine])?;
             if self.options.check {
-                self.fill(remote, &held.pool)?;
+                self.fill(remote, &held.pools)?;
                 self.round(remote, &mut bench, 0, loops.requests)?;
                 let wrong = |reason| format!("{}: {reason}", self.plan.label(*arm));
-                self.compare(remote, &held.pool, case.op).map_err(wrong)?;
+                self.compare(remote, &held.pools, arm.engine, case.op).map_err(wrong)?;
             }
             arms.push((Contender::Engine(bench), Rounds { prep_us, ..Rounds::default() }));
         }
@@ -250,14 +255,14 @@ impl Run<'_> {
             let mut bout = Bout { rival, field, begun: 0 };
             if self.options.check {
                 let wrong = |reason| format!("{}: {reason}", rival.label());
-                self.check_rival(remote, &mut bout, loops.requests, case.op).map_err(wrong)?;
+                self.check_rival(remote, &held.pools, &mut bout, loops.requests, case.op).map_err(wrong)?;
             }
             // The first one is what all others are compared with.
             let at = if number == 0 { 0 } else { arms.len() };
             arms.insert(at, (Contender::Rival(bout), Rounds::default()));
         }
         if self.options.check {
-            self.fill(remote, &held.pool)?;
+            self.fill(remote, &held.pools)?;
         }
         for round in 0..loops.rounds {
             // Not always the same one after the same other.
@@ -274,7 +279,9 @@ impl Run<'_> {
         }
         let all_blocks_moved = loops.rounds * (loops.warmup + loops.iters) >= loops.requests;
         if self.options.check && all_blocks_moved {
-            self.compare(remote, &held.pool, case.op)?;
+            for engine in held.pools.first_engines() {
+                self.compare(remote, &held.pools, engine, case.op)?;
+            }
         }
         let mut rows: Vec<Measured> = Vec::new();
         for (contender, rounds) in arms {

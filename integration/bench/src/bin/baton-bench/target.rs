@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bare::{Answering, Work};
 use crate::engine::{Settings, Setup, name};
-use crate::memory::{Layout, Pool};
+use crate::memory::{Layout, Pools};
 use crate::{Outcome, cpu};
 
 /// What its agents' names begin with.
@@ -42,8 +42,8 @@ pub enum Order {
     Hold(Layout),
     /// Fill it.
     Fill(u64),
-    /// Check it: filled with the first, written from a side filled with the second.
-    Check(u64, u64),
+    /// Check that of an engine: filled with the first, written from a side filled with the second.
+    Check(usize, u64, u64),
     /// Begin to take the notifications of one engine.
     Listen(usize),
     /// Wait until so many have come since then, and stop.
@@ -66,8 +66,8 @@ pub enum Answer {
     Memory {
         /// What a peer imports, for every engine.
         blobs: Vec<Vec<u8>>,
-        /// Where it starts.
-        addr: u64,
+        /// Where that of every engine starts.
+        addrs: Vec<u64>,
     },
     /// It is done.
     Done,
@@ -88,10 +88,12 @@ struct Target<'a> {
     options: &'a Options,
     look: Duration,
     // Dropped before the engines.
-    pool: Option<Arc<Pool>>,
+    pools: Option<Pools>,
     answering: Option<Answering>,
     listener: Option<Listener>,
     engines: Vec<Engine>,
+    /// For each engine, whether it makes its own memory.
+    managed: Vec<bool>,
 }
 
 /// Pauses between two looks.
@@ -133,12 +135,15 @@ impl Listener {
 
 impl Target<'_> {
     fn obey(&mut self, order: Order) -> Outcome<Answer> {
-        let pool = || "no memory yet".to_owned();
+        let none = || "no memory yet".to_owned();
         match order {
             Order::Open(setups) => return self.open(&setups),
             Order::Hold(layout) => return self.hold(layout),
-            Order::Fill(seed) => self.pool.as_ref().ok_or_else(pool)?.fill(seed),
-            Order::Check(own, source) => self.pool.as_ref().ok_or_else(pool)?.check(own, source, true)?,
+            Order::Fill(seed) => self.pools.as_ref().ok_or_else(none)?.fill(seed),
+            Order::Check(engine, own, source) => {
+                self.engines.get(engine).ok_or_else(|| format!("no engine {engine}"))?;
+                self.pools.as_ref().ok_or_else(none)?.of(engine).0.check(own, source, true)?;
+            }
             Order::Listen(engine) => {
                 let engine = self.engines.get(engine).ok_or_else(|| format!("no engine {engine}"))?;
                 self.listener = Some(Listener::start(engine.clone(), self.look));
@@ -148,7 +153,8 @@ impl Target<'_> {
                 listener.end(count, self.look)?;
             }
             Order::Answer(work) => {
-                self.answering = Some(Answering::start(self.pool.as_ref().ok_or_else(pool)?, &work)?);
+                self.answering =
+                    Some(Answering::start(self.pools.as_ref().ok_or_else(none)?.of(0).0, &work)?);
             }
             Order::Answered => self.answering.take().ok_or("it was not told to answer")?.end()?,
             Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
@@ -159,17 +165,18 @@ impl Target<'_> {
     fn open(&mut self, setups: &[Setup]) -> Outcome<Answer> {
         let Options { settings, devices, .. } = self.options;
         let one = |(number, setup)| settings.open(&name(SIDE, number), devices.as_deref(), setup);
+        self.managed = setups.iter().map(|setup| setup.managed).collect();
         self.engines = setups.iter().enumerate().map(one).collect::<Outcome<_>>()?;
         let info = |engine: &Engine| engine.conn_info().map_err(|error| error.to_string());
         Ok(Answer::Open(self.engines.iter().map(info).collect::<Outcome<_>>()?))
     }
 
     fn hold(&mut self, layout: Layout) -> Outcome<Answer> {
-        self.pool = None;
-        let pool = self.pool.insert(Arc::new(Pool::new(&self.engines, layout)?));
-        let blobs = pool.regions().iter().map(|region| region.export().map_err(|error| error.to_string()));
-        let addr = pool.regions().first().ok_or("no engine yet")?.addr();
-        Ok(Answer::Memory { blobs: blobs.collect::<Outcome<_>>()?, addr })
+        self.pools = None;
+        let pools = self.pools.insert(Pools::new(&self.engines, &self.managed, layout)?);
+        let all = || (0..self.engines.len()).map(|engine| pools.of(engine));
+        let blobs = all().map(|(pool, place)| pool.export(place)).collect::<Outcome<_>>()?;
+        Ok(Answer::Memory { blobs, addrs: all().map(|(pool, _)| pool.addr()).collect() })
     }
 }
 
@@ -182,8 +189,8 @@ fn say(answer: &Answer) -> Outcome<()> {
 /// Obeys until its input ends.
 pub fn serve(options: &Options) -> Outcome<()> {
     let look = Duration::from_micros(options.look_us);
-    let mut target =
-        Target { options, look, pool: None, answering: None, listener: None, engines: Vec::new() };
+    let (engines, managed) = (Vec::new(), Vec::new());
+    let mut target = Target { options, look, pools: None, answering: None, listener: None, engines, managed };
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
         let order = serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))?;
