@@ -21,7 +21,8 @@ fn ratio(measured: &[(Peer, Vec<Sample>)], rivalry: Rivalry, case: (&str, u64)) 
     let runs = |name: &str| {
         let samples = measured.iter().find(|(peer, _)| peer.name == name).map(|(_, samples)| &samples[..]);
         let of_case = |sample: &&Sample| (sample.op.as_str(), sample.size_bytes) == case;
-        let rates = samples.unwrap_or_default().iter().filter(of_case).map(|sample| (sample.run, sample.gbps));
+        let rates =
+            samples.unwrap_or_default().iter().filter(of_case).map(|sample| (sample.run, sample.gbps));
         rates.collect::<BTreeMap<u32, f64>>()
     };
     let theirs = runs(rivalry.theirs);
@@ -114,10 +115,7 @@ mod tests {
             (peer("ours", Some("theirs")), samples(&[(0, 10.0), (2, 30.0), (3, 40.0)])),
             (peer("theirs", None), samples(&[(1, 1.0), (2, 15.0), (3, 20.0)])),
         ];
-        assert_eq!(
-            ratio(&measured, Rivalry { ours: "ours", theirs: "theirs" }, ("WRITE", 4096)),
-            Some(2.0)
-        );
+        assert_eq!(ratio(&measured, Rivalry { ours: "ours", theirs: "theirs" }, ("WRITE", 4096)), Some(2.0));
         let strangers = [
             (peer("ours", Some("theirs")), samples(&[(0, 10.0)])),
             (peer("theirs", None), samples(&[(1, 1.0)])),
