@@ -390,6 +390,23 @@ fn looking_at_the_clock_early_and_often_moves_no_deadline() {
 }
 
 #[test]
+fn the_watchdog_counts_from_the_post_and_not_from_before_an_idle_time() {
+    let mut world = World::new(Config::default(), 83);
+    write(&mut world, 1, 1000, 500);
+    world.pass(60_000);
+    // Nothing has completed for a minute, because nothing was to be done.
+    world.frozen.extend([(0, 0), (0, 1), (0, 2)]);
+    write(&mut world, 2, 3000, 500);
+    let node = &mut world.nodes[0];
+    node.channel.on_timeout(world.now, &node.pool);
+    assert!(node.channel.next_timeout().is_none_or(|at| at > world.now));
+    world.pass(4_800);
+    assert_eq!(world.nodes[0].ended, None);
+    world.pass(300);
+    assert!(matches!(world.nodes[0].ended, Some(TwoEnd::Stalled { .. })), "{:?}", world.nodes[0].ended);
+}
+
+#[test]
 fn a_channel_at_rest_wants_to_be_woken_for_nothing() {
     let mut world = World::new(Config::default(), 81);
     load(&mut world, 0);

@@ -11,7 +11,7 @@ use baton_fabric::{Completion, CompletionKind, EndpointId, Fabric};
 use super::bounce::Slabs;
 use super::copiers::{Copied, Outside};
 use super::post::Post;
-use super::view::{Found, View};
+use super::view::{Pin, View};
 use super::{ChannelArea, Copiers, Regions, SharedBounce};
 
 /// Bytes that [`Executor::drive`] copies itself where there are threads that do it as well.
@@ -28,7 +28,7 @@ pub struct Executor {
     post: Post,
     /// Rails of the lanes, each once.
     rails: Vec<u8>,
-    found: RefCell<Found>,
+    pins: RefCell<Vec<Pin>>,
     copied: Vec<Copied>,
     outside: Option<Outside>,
 }
@@ -56,7 +56,7 @@ impl Executor {
             slabs,
             post,
             rails,
-            found: RefCell::default(),
+            pins: RefCell::default(),
             copied: Vec::new(),
             outside: None,
         }
@@ -113,17 +113,17 @@ impl Executor {
         loop {
             self.copy(&mut budget);
             any |= !self.copied.is_empty();
-            let view = view(&self.post, &self.slabs, &self.rails, Some(&self.found));
+            let view = view(&self.post, &self.slabs, &self.rails, Some(&self.pins));
             let mut bounce = self.bounce.lock();
             for (ticket, len, outcome) in self.copied.drain(..) {
                 self.channel.on_placed(now, ticket, len, outcome, &mut bounce.pool);
             }
             let action = self.channel.next_action(now, &view, &mut bounce.pool);
             drop(bounce);
-            let found = self.found.get_mut();
-            let failed = action.as_ref().map(|action| self.post.carry_out(action, found));
+            let pins = self.pins.get_mut();
+            let failed = action.as_ref().map(|action| self.post.carry_out(action, pins));
             // What was found readable and did not go out after all.
-            found.clear();
+            pins.clear();
             let Some(failed) = failed else { return any };
             any = true;
             if let Some(endpoint) = failed {
@@ -174,7 +174,7 @@ fn view<'a>(
     post: &'a Post,
     slabs: &'a Slabs,
     rails: &'a [u8],
-    found: Option<&'a RefCell<Found>>,
+    pins: Option<&'a RefCell<Vec<Pin>>>,
 ) -> View<'a> {
-    View { area: post.area(), slabs, regions: post.regions(), rails, found }
+    View { area: post.area(), slabs, regions: post.regions(), rails, pins }
 }

@@ -27,19 +27,12 @@ struct Queue {
 pub(super) struct Workers {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// There will be a thread.
-    exist: bool,
 }
 
 impl Workers {
-    /// None yet; whether there will be one.
-    pub fn new(exist: bool) -> Workers {
-        Workers { exist, ..Workers::default() }
-    }
-
-    /// Hands an endpoint with much to send to an IO thread, if there is one, once.
+    /// Hands an endpoint with much to send to an IO thread, once.
     pub fn hand_over(&self, endpoint: &Arc<Endpoint>) {
-        if self.exist && !endpoint.handed.swap(true, Ordering::SeqCst) {
+        if !endpoint.handed.swap(true, Ordering::SeqCst) {
             self.queue.lock().endpoints.push_back(Arc::clone(endpoint));
             self.changed.notify_one();
         }

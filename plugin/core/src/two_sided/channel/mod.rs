@@ -34,6 +34,9 @@ use port::{Cargo, ControlPort, LanePort};
 pub use data_out::{GATHER_PREFIX_BYTES, GATHERS};
 pub use stats::{LaneStats, TwoStats};
 
+/// So much may be missing from the time after which the watchdog bites.
+const WATCH_GRAIN_NS: u64 = 100_000_000;
+
 /// What outlives an epoch: transfers, notifications, what was granted of them.
 #[derive(Debug)]
 pub struct Durable {
@@ -275,6 +278,10 @@ impl Channel {
         }
         if self.ended.is_some() {
             return None;
+        }
+        // While nothing is outstanding nothing stalls: the watch begins with what is posted next.
+        if now.since(self.last_progress) > WATCH_GRAIN_NS && !self.has_outstanding() {
+            self.last_progress = now;
         }
         let step = self
             .decide_recv(pool)

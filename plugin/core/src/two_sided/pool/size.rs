@@ -38,7 +38,7 @@ impl Pool {
     pub fn next_timeout(&self, now: Nanos) -> Option<Nanos> {
         let shrink = (self.active_count() > self.config.base_slabs)
             .then(|| self.last_busy.plus_ms(self.config.idle_ms))
-            .map(|at| if at > now { at } else { now.plus_ms(self.config.idle_ms / 10) });
+            .map(|at| if at > now { at } else { now.plus_ms((self.config.idle_ms / 10).max(1)) });
         let retry = (self.wants_more() && now < self.retry_at).then_some(self.retry_at);
         [shrink, retry].into_iter().flatten().min()
     }
