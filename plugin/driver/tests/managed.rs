@@ -131,14 +131,14 @@ fn moves_every_byte_and_no_other(fabric: &str, op: Op) {
 
 #[test]
 fn a_write_between_managed_buffers_moves_every_byte_and_no_other() {
-    for fabric in ["local", "tcp", "verbs"] {
+    for fabric in ["local", "tcp", "verbs", "local two-sided", "tcp two-sided"] {
         moves_every_byte_and_no_other(fabric, Op::Write);
     }
 }
 
 #[test]
 fn a_read_between_managed_buffers_moves_every_byte_and_no_other() {
-    for fabric in ["local", "tcp", "verbs"] {
+    for fabric in ["local", "tcp", "verbs", "local two-sided", "tcp two-sided"] {
         moves_every_byte_and_no_other(fabric, Op::Read);
     }
 }

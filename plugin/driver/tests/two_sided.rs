@@ -103,6 +103,10 @@ fn a_refusal_has_its_reason_and_the_pool_is_back_at_its_base_after_the_load(sett
     assert_eq!(pair.sides[0].done[1], (2, Ok(())));
     assert!(pair.sides[1].bounce.lock().pool.stats().slabs > 1, "it grew");
     pair.until("it is back at its base", |sides| sides[1].bounce.lock().pool.stats().slabs == 1);
+    for side in &pair.sides {
+        let stats = side.bounce.lock().pool.stats();
+        assert_eq!((stats.lent, stats.sending), (LANES as u32, 0), "an idle channel has a RECV per lane");
+    }
     assert_eq!(pair.sides[1].delivered, [b"yes".to_vec()]);
 }
 

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baton_fabric::*;
+use baton_fabric_soft::tcp::TcpConfig;
 use baton_fabric_soft::tcp::frame::{self, FrameOp, Header, Piece};
 use serde_json::{Value, json};
 
@@ -369,6 +370,34 @@ fn ten_thousand_small_writes_with_immediates_all_arrive() {
         }
         target.expect(&pattern(3, COUNT * LEN));
         assert_eq!(b.counter("recv_waits"), 0);
+    });
+}
+
+#[test]
+fn bulk_arrives_whole_whoever_sends_it_and_whether_or_not_its_poster_polls() {
+    guarded(|| {
+        const COUNT: usize = 48;
+        const LEN: usize = 1 << 20;
+        for (io_threads, polls) in [(0, true), (0, false), (1, true), (1, false)] {
+            let config = TcpConfig { io_threads, ..TcpConfig::default() };
+            let (a, b) = (Node::with(config), Node::new());
+            let ends = connect(&a, &b);
+            let (mut source, target) = (Block::new(&a, COUNT * LEN), Block::new(&b, COUNT * LEN));
+            source.fill(5);
+            let one = |n: usize| {
+                let at = (n * LEN) as u64;
+                let (from, to) = (source.addr() + at, target.addr() + at);
+                template(Op::Write, (from, source.keys.local), (to, target.keys.remote), LEN)
+            };
+            post(&a, ends.0, &(0..COUNT).map(one).collect::<Vec<_>>(), None, 0);
+            if !polls {
+                let told = |node: &Node| node.fabric.stats()["endpoints"][0]["placed"] == COUNT;
+                b.until("all WRITEs to be placed", told);
+            }
+            let last = a.wait(1)[0];
+            assert_eq!((last.status, last.seq), (WcStatus::Success, COUNT as u64 - 1));
+            target.expect(&pattern(5, COUNT * LEN));
+        }
     });
 }
 

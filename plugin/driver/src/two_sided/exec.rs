@@ -11,7 +11,7 @@ use baton_fabric::{Completion, CompletionKind, EndpointId, Fabric};
 use super::bounce::Slabs;
 use super::copiers::{Copied, Outside};
 use super::post::Post;
-use super::view::{Pin, View};
+use super::view::{Found, View};
 use super::{ChannelArea, Copiers, Regions, SharedBounce};
 
 /// Bytes that [`Executor::drive`] copies itself where there are threads that do it as well.
@@ -28,7 +28,7 @@ pub struct Executor {
     post: Post,
     /// Rails of the lanes, each once.
     rails: Vec<u8>,
-    pins: RefCell<Vec<Pin>>,
+    found: RefCell<Found>,
     copied: Vec<Copied>,
     outside: Option<Outside>,
 }
@@ -56,7 +56,7 @@ impl Executor {
             slabs,
             post,
             rails,
-            pins: RefCell::default(),
+            found: RefCell::default(),
             copied: Vec::new(),
             outside: None,
         }
@@ -113,17 +113,17 @@ impl Executor {
         loop {
             self.copy(&mut budget);
             any |= !self.copied.is_empty();
-            let view = view(&self.post, &self.slabs, &self.rails, Some(&self.pins));
+            let view = view(&self.post, &self.slabs, &self.rails, Some(&self.found));
             let mut bounce = self.bounce.lock();
             for (ticket, len, outcome) in self.copied.drain(..) {
                 self.channel.on_placed(now, ticket, len, outcome, &mut bounce.pool);
             }
             let action = self.channel.next_action(now, &view, &mut bounce.pool);
             drop(bounce);
-            let pins = self.pins.get_mut();
-            let failed = action.as_ref().map(|action| self.post.carry_out(action, pins));
+            let found = self.found.get_mut();
+            let failed = action.as_ref().map(|action| self.post.carry_out(action, found));
             // What was found readable and did not go out after all.
-            pins.clear();
+            found.clear();
             let Some(failed) = failed else { return any };
             any = true;
             if let Some(endpoint) = failed {
@@ -174,7 +174,7 @@ fn view<'a>(
     post: &'a Post,
     slabs: &'a Slabs,
     rails: &'a [u8],
-    pins: Option<&'a RefCell<Vec<Pin>>>,
+    found: Option<&'a RefCell<Found>>,
 ) -> View<'a> {
-    View { area: post.area(), slabs, regions: post.regions(), rails, pins }
+    View { area: post.area(), slabs, regions: post.regions(), rails, found }
 }

@@ -10,7 +10,7 @@ use baton_fabric::{Batch, Completion, EndpointId, Extra, ExtraOp, Fabric, Fabric
 
 use super::bounce::Slabs;
 use super::copiers::{Copied, Copy};
-use super::view::Pin;
+use super::view::{Found, Pin};
 use super::{Area, ChannelArea, Held, Regions};
 
 /// An endpoint as it is posted to.
@@ -87,8 +87,8 @@ impl Post {
         }
     }
 
-    /// The endpoint if the fabric does not take it. Of `pins` it keeps what a SEND reads from until it has completed.
-    pub fn carry_out(&mut self, action: &TwoAction<'_>, pins: &mut Vec<Pin>) -> Option<EndpointId> {
+    /// The endpoint if the fabric does not take it. Of what was `found` it keeps what a SEND reads from until it has completed.
+    pub fn carry_out(&mut self, action: &TwoAction<'_>, found: &mut Found) -> Option<EndpointId> {
         let (endpoint, outcome) = match action {
             TwoAction::Place(job) => unreachable!("copies were done before: {job:?}"),
             TwoAction::RecvData { endpoint, first, slots } => {
@@ -104,7 +104,7 @@ impl Post {
             TwoAction::SendControl { endpoint, seq, bytes } => {
                 (*endpoint, self.control(Wr::send(*seq), bytes))
             }
-            TwoAction::SendData(send) => (send.endpoint, self.data(send, pins)),
+            TwoAction::SendData(send) => (send.endpoint, self.data(send, found)),
         };
         let error = outcome.err()?;
         tracing::error!("two-sided channel on fabric {}: {error}", self.fabric.name());
@@ -139,7 +139,7 @@ impl Post {
         self.post(&self.ends[0], &wr, (&self.area.slots, at, bytes.len()), &[])
     }
 
-    fn data(&mut self, send: &DataSend<'_>, pins: &mut Vec<Pin>) -> Result<(), FabricError> {
+    fn data(&mut self, send: &DataSend<'_>, found: &mut Found) -> Result<(), FabricError> {
         let at = self.at(send.endpoint);
         match send.source {
             Source::Bare => {
@@ -148,8 +148,8 @@ impl Post {
                 let bytes = (&self.area.slots, place, send.prefix.len());
                 self.post(&self.ends[at], &Wr::send(send.seq), bytes, &[])
             }
-            Source::Gather(prefix) => self.data_gathered(send, at, prefix, pins),
-            Source::Slot(slot) => self.data_copied(send, at, slot, pins),
+            Source::Gather(prefix) => self.data_gathered(send, at, prefix, found),
+            Source::Slot(slot) => self.data_copied(send, at, slot, &found.pins),
         }
     }
 
@@ -158,7 +158,7 @@ impl Post {
         send: &DataSend<'_>,
         at: usize,
         slot: SlotId,
-        pins: &mut [Pin],
+        pins: &[Pin],
     ) -> Result<(), FabricError> {
         let (area, begin) = self.slabs.place(slot);
         self.prefix.clear();
@@ -184,15 +184,20 @@ impl Post {
         send: &DataSend<'_>,
         at: usize,
         prefix: u32,
-        pins: &mut Vec<Pin>,
+        found: &mut Found,
     ) -> Result<(), FabricError> {
         let rail = self.ends[at].rail;
         self.prefix.clear();
         self.prefix.extend_from_slice(send.prefix);
         self.gather.clear();
-        for span in send.spans {
+        let Found { pins, keys } = found;
+        let known = keys.len().checked_sub(send.spans.len()).and_then(|first| keys.get(first..));
+        for (n, span) in send.spans.iter().enumerate() {
             let addr = address(span, pins);
-            let key = self.regions.local_key(span.from, span.len, rail);
+            let key = match known {
+                Some(keys) => Some(keys[n]),
+                None => self.regions.local_key(span.from, span.len, rail),
+            };
             let local_key = key.ok_or_else(|| {
                 FabricError::NotFound(format!(
                     "a key on rail {rail} for {} bytes at {:?}",

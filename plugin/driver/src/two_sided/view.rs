@@ -68,6 +68,24 @@ pub(super) struct Pin {
     pub held: Held,
 }
 
+/// What was looked up while it was decided what to send.
+#[derive(Default)]
+pub(super) struct Found {
+    /// What was found readable is held: it cannot go before it is sent.
+    pub pins: Vec<Pin>,
+    /// Keys of the spans that can be gathered, in the order in which they were asked for; only where all lanes are on one rail. The last
+    /// that were asked for are those of the message that is sent.
+    pub keys: Vec<u64>,
+}
+
+impl Found {
+    /// Nothing of it is needed any more.
+    pub fn clear(&mut self) {
+        self.pins.clear();
+        self.keys.clear();
+    }
+}
+
 /// What the channel may look at.
 pub(super) struct View<'a> {
     pub area: &'a ChannelArea,
@@ -75,16 +93,16 @@ pub(super) struct View<'a> {
     pub regions: &'a dyn Regions,
     /// Rails of the lanes, each once.
     pub rails: &'a [u8],
-    /// While it is decided what to send, what is found readable is held: it cannot go before it is sent.
-    pub pins: Option<&'a RefCell<Vec<Pin>>>,
+    /// While it is decided what to send.
+    pub found: Option<&'a RefCell<Found>>,
 }
 
 impl TwoMemory for View<'_> {
     fn check(&self, region: RegionId, offset: u64, len: u64, direction: Direction) -> Result<(), Status> {
-        match self.pins {
-            Some(pins) if direction == Direction::Read => {
+        match self.found {
+            Some(found) if direction == Direction::Read => {
                 let held = self.regions.hold(region, offset, len, direction)?;
-                pins.borrow_mut().push(Pin { region, offset, held });
+                found.borrow_mut().pins.push(Pin { region, offset, held });
                 Ok(())
             }
             _ => self.regions.find(region, offset, len, direction).map(drop),
@@ -92,6 +110,11 @@ impl TwoMemory for View<'_> {
     }
 
     fn can_gather(&self, span: &Span) -> bool {
+        if let (&[rail], Some(found)) = (self.rails, self.found) {
+            let key = self.regions.local_key(span.from, span.len, rail);
+            found.borrow_mut().keys.extend(key);
+            return key.is_some();
+        }
         // The lane is not chosen yet.
         self.rails.iter().all(|&rail| self.regions.local_key(span.from, span.len, rail).is_some())
     }

@@ -195,6 +195,7 @@ pub struct Prepared {
 pub fn prepare(fabric: Arc<dyn Fabric>, bounce: SharedBounce, active: bool) -> Prepared {
     let seam = Arc::clone(&fabric);
     let area = ChannelArea::new(&seam, CONTROL, (LANES, DEPTH)).unwrap();
+    assert!(area.len_bytes() <= 192 << 10, "a channel costs {} bytes", area.len_bytes());
     let config = |control, (sq_depth, rq_depth)| EndpointConfig {
         sq_depth,
         rq_depth,

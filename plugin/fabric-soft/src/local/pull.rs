@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use super::copy;
 use super::peer::Peer;
-use super::shared::Source;
+use super::shared::{Source, stamp_addr};
 use super::sys::{self, MAX_PIECES, Piece};
-use crate::regions::{SLOT_BYTES, index_of};
 
 /// Different regions of the peer in one call at most.
 pub const MAX_KEYS: usize = 16;
@@ -191,8 +190,7 @@ impl Batch {
         self.own.push(Piece::new(self.found.as_mut_ptr() as u64, bytes));
         self.peer.push(Piece::new(stamp.addr, STAMP_WORDS * 8));
         for &key in &self.keys {
-            let addr = peer.table.wrapping_add((index_of(key) * SLOT_BYTES) as u64);
-            self.peer.push(Piece::new(addr, 8));
+            self.peer.push(Piece::new(stamp_addr(peer, key), 8));
         }
         bytes
     }

@@ -15,11 +15,12 @@ use parking_lot::Mutex;
 use super::peer::Peer;
 use super::shm::ReadMapping;
 use super::stats::Stats;
-use super::sys;
+use super::sys::{self, MAX_PIECES, Piece};
 use crate::regions::{MAX_REGIONS, SLOT_BYTES, Stamp, index_of};
 
 /// Managed regions of one peer mapped here at most; what is beyond is pulled through the kernel.
 pub const MAX_MAPPINGS: usize = 256;
+const _: () = assert!(MAX_MAPPINGS <= MAX_PIECES);
 
 /// A managed region of a peer.
 pub struct Source {
@@ -74,12 +75,17 @@ impl Sources {
         }
     }
 
-    /// Lets go of regions that the peer has withdrawn.
+    /// Lets go of regions that the peer has withdrawn: all of them if it is gone.
     pub fn drop_withdrawn(&self, peer: &Peer, stats: &Stats) {
         let mut table = self.table.lock();
-        let before = table.len();
-        table.retain(|key, _| read_stamp(peer, *key).is_some_and(|stamp| stamp.key == *key));
-        stats.mappings_dropped.add((before - table.len()) as u64);
+        let keys: Vec<u64> = table.keys().copied().collect();
+        let live = live_keys(peer, &keys);
+        for (key, live) in keys.iter().zip(live) {
+            if *key != live {
+                table.remove(key);
+                stats.mappings_dropped.add(1);
+            }
+        }
     }
 
     /// Regions mapped.
@@ -123,6 +129,27 @@ pub fn read_stamp(peer: &Peer, key: u64) -> Option<Stamp> {
         sys::vm_read_words::<4>(peer.pid, peer.table.wrapping_add((index * SLOT_BYTES) as u64)).ok()?;
     let [key, base, len, flags] = words;
     Some(Stamp { key, base, len, flags })
+}
+
+/// What stands now where each of these keys did, read in one call; zeroes if the peer is gone.
+fn live_keys(peer: &Peer, keys: &[u64]) -> Vec<u64> {
+    let mut found = vec![0u64; keys.len()];
+    let bytes = size_of_val(&found[..]);
+    if bytes == 0 {
+        return found;
+    }
+    let there: Vec<Piece> = keys.iter().map(|key| Piece::new(stamp_addr(peer, *key), 8)).collect();
+    // SAFETY: the only piece of this side is a vector of our own.
+    let read = unsafe { sys::vm_read(peer.pid, &[Piece::new(found.as_mut_ptr() as u64, bytes)], &there) };
+    if read != Ok(bytes) {
+        found.fill(0);
+    }
+    found
+}
+
+/// Where the stamp of a region begins, with its key.
+pub fn stamp_addr(peer: &Peer, key: u64) -> u64 {
+    peer.table.wrapping_add((index_of(key) * SLOT_BYTES) as u64)
 }
 
 /// `Err(None)`: the region is not there any more.

@@ -40,6 +40,7 @@ use hello::Address;
 use net_addr::{NetAddr, local_candidates};
 use shared::Shared;
 use sys::Options;
+use workers::Workers;
 
 use crate::lists::MAX_SEND_SGE;
 
@@ -68,7 +69,8 @@ pub struct TcpConfig {
     pub user_timeout: Duration,
     /// Buffer of a socket in each direction; 0: as the system sizes it.
     pub socket_buffer_bytes: usize,
-    /// Threads that send bulk while the application computes.
+    /// Threads that send bulk while the application computes. Without any, a caller that polls sends it, or from a
+    /// millisecond on the service thread.
     pub io_threads: usize,
 }
 
@@ -79,7 +81,8 @@ impl Default for TcpConfig {
             advertise: Vec::new(),
             user_timeout: Duration::from_secs(4),
             socket_buffer_bytes: 4 << 20,
-            io_threads: if cpus() <= 2 { 1 } else { 2 },
+            // Callers that wait by polling send as well; a thread beside them would fight them, or the receiver, for a core.
+            io_threads: if cpus() <= 2 { 0 } else { 2 },
         }
     }
 }
@@ -101,7 +104,7 @@ impl TcpFabric {
         let acceptor = Acceptor::new(config.listen.as_ref())?;
         let candidates = candidates(&config, &acceptor)?;
         let options = Options { buffer_bytes: config.socket_buffer_bytes, user_timeout: config.user_timeout };
-        let shared = Arc::new(Shared::new(acceptor, options)?);
+        let shared = Arc::new(Shared::new(acceptor, options, Workers::new(config.io_threads > 0))?);
         let io_threads = Mutex::new(workers::start(&shared, config.io_threads)?);
         Ok(Arc::new(TcpFabric { shared, candidates, io_threads }))
     }

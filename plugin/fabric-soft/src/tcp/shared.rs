@@ -67,7 +67,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(acceptor: Acceptor, options: Options) -> Result<Shared, FabricError> {
+    pub fn new(acceptor: Acceptor, options: Options, workers: Workers) -> Result<Shared, FabricError> {
         let (epoll, wake, tick, lease) = (Epoll::new()?, WakeUp::new()?, Timer::new()?, Timer::new()?);
         epoll.add(&wake, WAKE, EventFlags::IN)?;
         epoll.add(&tick, TICKED, EventFlags::IN)?;
@@ -78,7 +78,7 @@ impl Shared {
             counters: Counters::default(),
             epoll,
             acceptor,
-            workers: Workers::default(),
+            workers,
             options,
             table: RwLock::default(),
             tokens: Mutex::default(),

@@ -27,12 +27,19 @@ struct Queue {
 pub(super) struct Workers {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// There will be a thread.
+    exist: bool,
 }
 
 impl Workers {
-    /// Hands an endpoint with much to send to an IO thread, once.
+    /// None yet; whether there will be one.
+    pub fn new(exist: bool) -> Workers {
+        Workers { exist, ..Workers::default() }
+    }
+
+    /// Hands an endpoint with much to send to an IO thread, if there is one, once.
     pub fn hand_over(&self, endpoint: &Arc<Endpoint>) {
-        if !endpoint.handed.swap(true, Ordering::SeqCst) {
+        if self.exist && !endpoint.handed.swap(true, Ordering::SeqCst) {
             self.queue.lock().endpoints.push_back(Arc::clone(endpoint));
             self.changed.notify_one();
         }

@@ -43,11 +43,15 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Node {
+        Node::with(TcpConfig::default())
+    }
+
+    pub fn with(config: TcpConfig) -> Node {
         let fabric = TcpFabric::new(TcpConfig {
             listen: Some("127.0.0.1".parse().unwrap()),
             // A test that reads late on a busy machine is no dead peer.
             user_timeout: WATCHDOG,
-            ..TcpConfig::default()
+            ..config
         })
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
