@@ -122,7 +122,6 @@ fn tables_csv_and_json_hold_the_same_rows_and_progress_is_for_terminals() {
 fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
     for (words, named) in [
         ("run --iters 0", "'--iters <ITERS>': 0 is not in 1..=10000000"),
-        ("run --backend two-sided", "--backend two-sided: it does not exist yet"),
         ("run --backend two-sided --prepare-once", "--prepare-once: the backend two-sided prepares nothing"),
         ("run --sizes 4096,9", "'--sizes <SIZES>': a multiple of 8"),
         ("peers", "nobody to measure: give --nixl, --mooncake or both"),

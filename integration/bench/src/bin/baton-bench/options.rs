@@ -16,9 +16,9 @@ const MAX_SIZE: u64 = 4 << 30;
 pub struct Options {
     #[command(flatten)]
     pub settings: Settings,
-    /// How blocks travel.
-    #[arg(long, value_enum, default_value_t = Backend::OneSided)]
-    pub backend: Backend,
+    /// How blocks travel; several, separated by commas, are compared with each other.
+    #[arg(long, value_enum, default_value = "one-sided", value_delimiter = ',')]
+    pub backend: Vec<Backend>,
     /// Devices of the initiator.
     #[arg(long)]
     pub devices: Option<String>,
@@ -138,6 +138,7 @@ pub struct Options {
 pub enum Backend {
     OneSided,
     TwoSided,
+    Auto,
 }
 
 impl Backend {
@@ -145,12 +146,14 @@ impl Backend {
         match self {
             Backend::OneSided => "one-sided",
             Backend::TwoSided => "two-sided",
+            Backend::Auto => "auto",
         }
     }
 
-    /// Whether a request of it can be made ready to be posted many times.
+    /// Whether a request of it is made ready to be posted many times: work requests that are only copied. Others keep a list of
+    /// blocks, which each post cuts into messages anew.
     fn prepares(self) -> bool {
-        self == Backend::OneSided
+        self != Backend::TwoSided
     }
 }
 
@@ -234,12 +237,8 @@ pub fn size(text: &str) -> Outcome<u64> {
 impl Options {
     /// Refuses what contradicts itself or does not exist.
     pub fn check(&self) -> Outcome<()> {
-        let backend = self.backend.word();
-        if self.prepare_once && !self.backend.prepares() {
-            return Err(format!("--prepare-once: the backend {backend} prepares nothing"));
-        }
-        if self.backend == Backend::TwoSided {
-            return Err("--backend two-sided: it does not exist yet; one-sided does".to_owned());
+        if let Some(backend) = self.backend.iter().find(|backend| self.prepare_once && !backend.prepares()) {
+            return Err(format!("--prepare-once: the backend {} prepares nothing", backend.word()));
         }
         if self.mem.contains(&Memory::Vram) {
             return Err(
@@ -259,7 +258,9 @@ impl Options {
         {
             return Err(format!("--lanes {lanes}: the fabric {fabric} has no such choice, only verbs does"));
         }
-        for (name, flag) in [("notify", "--notify"), ("lanes", "--lanes"), ("fabric", "--fabric")] {
+        for (name, flag) in
+            [("backend", "--backend"), ("notify", "--notify"), ("lanes", "--lanes"), ("fabric", "--fabric")]
+        {
             if self.settings.set.iter().any(|(one, _)| one == name) {
                 return Err(format!("--set {name}=…: use {flag}"));
             }

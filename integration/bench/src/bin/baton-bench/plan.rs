@@ -5,11 +5,12 @@ use baton_host::Op;
 use crate::Outcome;
 use crate::engine::Setup;
 use crate::memory::Layout;
-use crate::options::{Memory, Notify, OpWord, Options};
+use crate::options::{Backend, Memory, Notify, OpWord, Options};
 
 /// Something to compare with other ways to move the same blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arm {
+    pub backend: Backend,
     pub notify: Notify,
     /// Requests are created once, not in each iteration.
     pub prepared: bool,
@@ -27,6 +28,7 @@ impl Arm {
     /// One word for everything that an arm is.
     fn words(self) -> [String; 6] {
         [
+            self.backend.word().to_owned(),
             self.notify.word().to_owned(),
             self.prepare().to_owned(),
             self.transfer().to_owned(),
@@ -120,7 +122,7 @@ impl Plan {
         let differs = |at: &usize| all.iter().any(|words| words[*at] != own[*at]);
         let mut words: Vec<&str> = (0..own.len()).filter(differs).map(|at| own[at].as_str()).collect();
         if words.is_empty() {
-            words.push(&own[0]);
+            words.push(&own[1]);
         }
         words.join(" ")
     }
@@ -237,19 +239,24 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
         some => some.iter().copied().map(Some).collect(),
     };
     let mut arms: Vec<Arm> = Vec::new();
-    for (lanes, mem) in lanes.iter().flat_map(|lanes| options.mem.iter().map(|mem| (*lanes, *mem))) {
-        for &batched in &batched {
-            for &session in &sessions {
-                for &prepared in &prepared {
-                    arms.extend(notify.iter().map(|&notify| Arm {
-                        notify,
-                        prepared,
-                        batched,
-                        session,
-                        lanes,
-                        mem,
-                        engine: 0,
-                    }));
+    let lanes_and_mem: Vec<_> =
+        lanes.iter().flat_map(|lanes| options.mem.iter().map(|mem| (*lanes, *mem))).collect();
+    for &backend in &options.backend {
+        for &(lanes, mem) in &lanes_and_mem {
+            for &batched in &batched {
+                for &session in &sessions {
+                    for &prepared in &prepared {
+                        arms.extend(notify.iter().map(|&notify| Arm {
+                            backend,
+                            notify,
+                            prepared,
+                            batched,
+                            session,
+                            lanes,
+                            mem,
+                            engine: 0,
+                        }));
+                    }
                 }
             }
         }
@@ -269,10 +276,11 @@ fn arms(options: &Options) -> (Vec<Arm>, Vec<Setup>) {
 }
 
 fn setup(arm: Arm) -> Setup {
-    let Arm { notify, lanes, .. } = arm;
+    let Arm { backend, notify, lanes, .. } = arm;
     // Without notifications it does not matter: one engine less.
     let word = if notify == Notify::Send { "send" } else { "imm" };
-    let mut params = vec![("notify".to_owned(), word.to_owned())];
+    let mut params =
+        vec![("backend".to_owned(), backend.word().to_owned()), ("notify".to_owned(), word.to_owned())];
     params.extend(lanes.map(|lanes| ("lanes".to_owned(), lanes.to_string())));
     Setup { params, managed: arm.mem == Memory::Managed }
 }

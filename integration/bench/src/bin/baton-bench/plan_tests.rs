@@ -55,9 +55,9 @@ fn zero_odd_and_absurd_values_are_refused_by_name_with_the_limit() {
 
 #[test]
 fn what_does_not_exist_is_refused_with_what_does() {
-    refused("--backend two-sided", &["--backend two-sided", "one-sided"]);
-    refused("--backend none", &["--backend", "one-sided, two-sided"]);
+    refused("--backend none", &["--backend", "one-sided, two-sided, auto"]);
     refused("--backend two-sided --prepare-once", &["--prepare-once", "two-sided prepares nothing"]);
+    refused("--backend auto,two-sided --prepare-once", &["--prepare-once", "two-sided prepares nothing"]);
     refused("--mem vram", &["--mem vram", "dram"]);
     refused("--mem disk", &["--mem", "dram, managed, vram"]);
     refused("--op append", &["--op", "write, read"]);

@@ -91,7 +91,13 @@ fn session(engine: &Engine) -> Outcome<Session> {
         serde_json::from_str(&engine.stats().map_err(said)?).map_err(|error| error.to_string())?;
     let session = &stats["peers"][0]["session"];
     let fabric = session["fabric"].as_str().ok_or_else(|| format!("no session in {stats}"))?;
-    Ok(Session { fabric: fabric.to_owned(), lanes: session["lanes"].as_u64().unwrap_or_default() })
+    Ok(Session {
+        fabric: fabric.to_owned(),
+        lanes: session["lanes"]
+            .as_u64()
+            .or(session["two_sided"]["lanes"].as_array().map(|lanes| lanes.len() as u64))
+            .unwrap_or_default(),
+    })
 }
 
 /// Both sides' blocks as lists.
@@ -303,7 +309,7 @@ impl Run<'_> {
             } else {
                 self.plan.label(arm)
             },
-            backend: self.options.backend.word().to_owned(),
+            backend: arm.backend.word().to_owned(),
             fabric: session.fabric.clone(),
             op: case.op.word().to_owned(),
             notify: arm.notify.word().to_owned(),
@@ -456,7 +462,7 @@ fn heading(options: &Options, run: &Run<'_>, rows: &[Row]) -> String {
     let checked = if options.check { "every byte compared" } else { "bytes not compared" };
     format!(
         "{} over {}: {depth}, {} thread(s), medians of {rounds} rounds in turn, {checked}",
-        options.backend.word(),
+        options.backend.iter().map(|backend| backend.word()).collect::<Vec<_>>().join(" and "),
         fabrics.first().unwrap_or(&"?"),
         options.threads,
     )
