@@ -120,6 +120,7 @@ impl Link {
                     active: made.is_empty(),
                     control: nth == 0,
                     max_sge: 1,
+                    exposed: true,
                 };
                 let (id, address) = fabric.create_endpoint(&config).map_err(|e| e.to_string())?;
                 endpoints.push((id, address));

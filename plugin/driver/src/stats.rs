@@ -37,10 +37,27 @@ impl Shared {
             "managed": self.managed.stats(),
             "notifications_waiting": self.inbox.len(),
             "ids_unread": self.landed.total(),
+            "bounce": self.bounce_stats(),
             "counters": self.counter_values(),
             "peers": peers.iter().map(|peer| peer_stats(peer)).collect::<Vec<_>>(),
             "fabrics": fabrics,
         })
+    }
+
+    /// Bounce memory by fabric, where there is any.
+    fn bounce_stats(&self) -> Map<String, Value> {
+        let pools = self.bounces.pools();
+        pools
+            .map(|(index, bounce)| {
+                let bounce = bounce.lock();
+                let config = bounce.pool.config();
+                let slab_bytes = u64::from(config.slot_bytes) * u64::from(config.slab_slots);
+                let mut stats = to_json(&bounce.pool.stats());
+                stats["slab_bytes"] = json!(slab_bytes);
+                stats["max_slabs"] = json!(config.max_slabs);
+                (self.fabrics[index].name().to_owned(), stats)
+            })
+            .collect()
     }
 
     fn counter_values(&self) -> Value {

@@ -112,3 +112,35 @@ fn engines_without_a_common_backend_say_what_each_has() {
     assert_eq!(refused.code, Code::RemoteDisconnect, "{refused}");
     assert!(refused.text.contains("here one-sided, there two-sided"), "{refused}");
 }
+
+#[test]
+fn bounce_memory_grows_under_load_and_is_back_at_its_base_soon_after() {
+    let (a, b) = pair(&["tcp two-sided"]);
+    let bytes = 64 << 20;
+    let (here, there) = (Buffer::new(&a, bytes, 1), Buffer::new(&b, bytes, 2));
+    let remote = import(&a, "b", &b, &there);
+    let slabs = |name: &str| {
+        let stats: serde_json::Value = serde_json::from_str(&b.stats()).expect("JSON");
+        stats["bounce"]["tcp"][name].as_u64().unwrap_or(0)
+    };
+    let xfer = scattered(&a, Op::Write, "b", &here, &there, remote, 1 << 20);
+    let (mut most, deadline) = (0, std::time::Instant::now() + WATCHDOG);
+    a.post(&xfer, None).expect("post");
+    while matches!(a.status(&xfer), Status::InProgress) {
+        assert!(std::time::Instant::now() < deadline, "{}", a.stats());
+        most = most.max(slabs("slabs"));
+    }
+    assert_eq!(there.read(), reversed(&here.read(), 1 << 20));
+    assert!(most > 1, "one slab was enough");
+    let idle = std::time::Instant::now();
+    while slabs("slabs") > 1 {
+        assert!(idle.elapsed() < WATCHDOG, "{} slabs: {}", slabs("slabs"), b.stats());
+        std::thread::yield_now();
+    }
+    eprintln!("back at the base after {:?}", idle.elapsed());
+    let stats: serde_json::Value = serde_json::from_str(&b.stats()).expect("JSON");
+    assert_eq!(
+        stats["fabrics"]["tcp"]["counters"]["recv_waits"], 0,
+        "no SEND ever waited for a RECV: {stats}"
+    );
+}

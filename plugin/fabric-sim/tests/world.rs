@@ -32,7 +32,14 @@ impl Pair {
             };
             fabrics[node].register(&memory).expect("register")
         });
-        let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: false, max_sge: 1 };
+        let config = EndpointConfig {
+            sq_depth: 8,
+            rq_depth: 8,
+            active: true,
+            control: false,
+            max_sge: 1,
+            exposed: true,
+        };
         let made = [0, 1].map(|node: usize| fabrics[node].create_endpoint(&config).expect("create"));
         fabrics[1].post_recv(made[1].0, &vec![RecvSlot::default(); recvs]).expect("RECVs");
         for node in [0, 1] {

@@ -50,7 +50,14 @@ fn open() -> Arc<LocalFabric> {
 }
 
 fn endpoints(fabric: &dyn Fabric, lanes: usize, active: bool) -> (Vec<EndpointId>, Vec<Value>) {
-    let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false, max_sge: 1 };
+    let config = EndpointConfig {
+        sq_depth: DEPTH,
+        rq_depth: DEPTH,
+        active,
+        control: false,
+        max_sge: 1,
+        exposed: true,
+    };
     (0..lanes).map(|_| fabric.create_endpoint(&config).expect("an endpoint")).unzip()
 }
 

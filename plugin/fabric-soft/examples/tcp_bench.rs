@@ -53,7 +53,14 @@ fn side(lanes: usize, active: bool) -> Side {
             ordered: false,
         })
         .expect("register");
-    let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false, max_sge: 1 };
+    let config = EndpointConfig {
+        sq_depth: DEPTH,
+        rq_depth: DEPTH,
+        active,
+        control: false,
+        max_sge: 1,
+        exposed: true,
+    };
     let endpoints = (0..lanes).map(|_| fabric.create_endpoint(&config).expect("endpoint")).collect();
     Side { fabric, memory, keys, endpoints }
 }

@@ -31,7 +31,14 @@ static ALLOCATOR: Counting = Counting;
 fn transfers_allocate_nothing_after_the_first() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let fabrics = [(); 2].map(|()| LocalFabric::new(LocalConfig::default()).expect("a local fabric"));
-    let config = EndpointConfig { sq_depth: 256, rq_depth: 256, active: true, control: false, max_sge: 1 };
+    let config = EndpointConfig {
+        sq_depth: 256,
+        rq_depth: 256,
+        active: true,
+        control: false,
+        max_sge: 1,
+        exposed: true,
+    };
     let made = [0, 1].map(|i| fabrics[i].create_endpoint(&config).expect("an endpoint"));
     for i in [0, 1] {
         fabrics[i].connect_endpoint(made[i].0, &made[1 - i].1, deadline).expect("connect");

@@ -123,7 +123,7 @@ impl VerbsFabric {
         };
         let qp =
             Qp::new(&device.pd, &QpConfig { send_cq: &queue.cq, recv_cq: &queue.cq, cap }).map_err(failed)?;
-        qp.to_init(rail.port, self.config.pkey_index, true, true).map_err(|e| {
+        qp.to_init(rail.port, self.config.pkey_index, config.exposed, config.exposed).map_err(|e| {
             FabricError::System(format!("{rail}, partition key index {}: {e}", self.config.pkey_index))
         })?;
         let reads = READ_DEPTH.min(device.attr.max_qp_rd_atom).min(device.attr.max_qp_init_rd_atom) as u8;

@@ -228,7 +228,8 @@ fn a_lost_device_ends_its_sessions_and_is_never_used_again() {
     });
     end(&a, &ours);
     end(&b, &theirs);
-    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1 };
+    let config =
+        EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1, exposed: true };
     let why = told(a.create_endpoint(&config));
     assert!(why.contains("fake0") && why.contains("fatal"), "{why}");
     let why = a.reach(&b.address(), Instant::now()).expect_err("unreachable");
@@ -242,7 +243,8 @@ fn a_port_that_is_down_takes_no_new_connections_until_it_is_back() {
     let b = fabric(&fake, &["fake1"], &[]);
     let [ours, theirs] = connect(&a, &b, 1);
     fake.device("fake0").set_port(1, false);
-    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1 };
+    let config =
+        EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1, exposed: true };
     until("the port is known to be down", || {
         a.arm();
         a.create_endpoint(&config).is_err()
@@ -358,7 +360,8 @@ fn the_smaller_mtu_and_the_smaller_read_depth_are_used_and_a_depth_of_zero_is_re
     assert_eq!(completions(&b, 1)[0].status, WcStatus::Success);
     end(&a, &ours);
     end(&b, &theirs);
-    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1 };
+    let config =
+        EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1, exposed: true };
     let (endpoint, mut address) = a.create_endpoint(&config).expect("create");
     address["read_responder"] = 0.into();
     let why = told(a.connect_endpoint(endpoint, &address, Instant::now()));
@@ -371,7 +374,8 @@ fn a_limit_of_the_mtu_on_one_side_is_told_to_the_other_so_that_both_use_the_same
     let fake = Fake::new(FakeConfig::default());
     let a = fabric(&fake, &["fake0"], &[("mtu", "512")]);
     let b = fabric(&fake, &["fake1"], &[]);
-    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1 };
+    let config =
+        EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: true, max_sge: 1, exposed: true };
     let (limited, address) = a.create_endpoint(&config).expect("create");
     assert_eq!((&address["mtu"], &a.address()["rails"][0]["mtu"]), (&512.into(), &512.into()));
     let (free, address) = b.create_endpoint(&config).expect("create");
@@ -428,7 +432,8 @@ fn more_queue_pairs_than_the_device_has_is_an_error_with_its_limit_and_leaves_no
     let fake = Fake::new(alike(|device| device.max_qp = 6));
     let [a, _b] = hosts(&fake);
     let before = fake.device("fake0").live();
-    let config = EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: false, max_sge: 1 };
+    let config =
+        EndpointConfig { sq_depth: 8, rq_depth: 8, active: true, control: false, max_sge: 1, exposed: true };
     let why = told(a.create_endpoints(&[config; 9], PeerView::Unknown));
     assert!(
         why.contains("fake0 port 1") && why.contains("6 queue pairs") && why.contains("BATON_LANES"),

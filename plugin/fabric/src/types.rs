@@ -22,6 +22,8 @@ pub struct EndpointConfig {
     pub control: bool,
     /// Pieces of own memory that one of its SENDs is made of at most ([`Extra::gather`]), up to [`Caps::max_send_sge`]; 1 where nothing is gathered.
     pub max_sge: u32,
+    /// Its peer may READ and WRITE through it. Without, a fabric refuses that as far as it can, whatever is registered.
+    pub exposed: bool,
 }
 
 /// Kind of registered memory.

@@ -50,6 +50,8 @@ struct QueueDepths {
     lane: (u32, u32),
     /// Pieces of a lane's SENDs.
     max_sge: u32,
+    /// The peer READs and WRITEs through the lanes.
+    exposed: bool,
 }
 
 /// Endpoints as they were made, control first, and how they are offered.
@@ -73,6 +75,8 @@ impl Theirs<'_> {
                 sq_depth: sq.min(caps.max_sq_depth).min(limit.map_or(u32::MAX, |l| l.sq_depth)),
                 rq_depth: rq.min(caps.max_rq_depth).min(limit.map_or(u32::MAX, |l| l.rq_depth)),
                 max_sge: if control { 1 } else { depths.max_sge },
+                // Credit is written through the control endpoint.
+                exposed: control || depths.exposed,
                 active: self.offered.is_none(),
                 control,
             }

@@ -50,6 +50,7 @@ impl OneSidedSet {
             control: (CONTROL_SQ_DEPTH, CONTROL_RQ_DEPTH.min(most_recvs)),
             lane: (LANE_SQ_DEPTH, LANE_RQ_DEPTH.min(most_recvs)),
             max_sge: 1,
+            exposed: true,
         };
         let MadeEndpoints { ids, control, lanes } = theirs.create(&**fabric, &depths)?;
         let rails: Vec<u8> = std::iter::once(&control).chain(&lanes).map(|endpoint| endpoint.rail).collect();

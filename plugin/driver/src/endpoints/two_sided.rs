@@ -59,6 +59,7 @@ impl TwoSidedSet {
             control: (CONTROL_DEPTH, CONTROL_DEPTH),
             lane: (LANE_SQ_DEPTH, LANE_RQ_DEPTH),
             max_sge: fabric.caps().max_send_sge,
+            exposed: false,
         };
         let made = theirs.create(&**fabric, &depths)?;
         let lane_sq = made.lanes.iter().map(|lane| lane.sq_depth).max().unwrap_or(0);

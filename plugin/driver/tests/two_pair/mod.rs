@@ -202,6 +202,7 @@ pub fn prepare(fabric: Arc<dyn Fabric>, bounce: SharedBounce, active: bool) -> P
         active,
         control,
         max_sge: seam.caps().max_send_sge,
+        exposed: true,
     };
     let mut endpoints = vec![seam.create_endpoint(&config(true, CONTROL)).unwrap()];
     let recvs: Vec<_> = (0..u64::from(CONTROL.1)).map(|n| area.control_recv(0, n).unwrap()).collect();

@@ -179,8 +179,14 @@ fn serve(fabric: &dyn Fabric, stop: &AtomicBool) {
 pub const DEPTH: u32 = 256;
 
 pub fn new_endpoint(fabric: &dyn Fabric) -> (EndpointId, Value) {
-    let config =
-        EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active: true, control: false, max_sge: 1 };
+    let config = EndpointConfig {
+        sq_depth: DEPTH,
+        rq_depth: DEPTH,
+        active: true,
+        control: false,
+        max_sge: 1,
+        exposed: true,
+    };
     fabric.create_endpoint(&config).expect("an endpoint")
 }
 

@@ -71,7 +71,14 @@ impl Node {
     }
 
     pub fn endpoint(&self, active: bool) -> (EndpointId, Value) {
-        let config = EndpointConfig { sq_depth: DEPTH, rq_depth: DEPTH, active, control: false, max_sge: 1 };
+        let config = EndpointConfig {
+            sq_depth: DEPTH,
+            rq_depth: DEPTH,
+            active,
+            control: false,
+            max_sge: 1,
+            exposed: true,
+        };
         self.fabric.create_endpoint(&config).unwrap()
     }
 

@@ -47,7 +47,8 @@ pub fn connect(a: &VerbsFabric, b: &VerbsFabric, count: usize) -> [Vec<EndpointI
 /// As [`connect`], with send queues of another depth.
 pub fn connect_deep(a: &VerbsFabric, b: &VerbsFabric, count: usize, sq_depth: u32) -> [Vec<EndpointId>; 2] {
     let of = |active| {
-        let config = |control| EndpointConfig { sq_depth, rq_depth: 64, active, control, max_sge: 1 };
+        let config =
+            |control| EndpointConfig { sq_depth, rq_depth: 64, active, control, max_sge: 1, exposed: true };
         (0..count).map(|i| config(i == 0)).collect::<Vec<_>>()
     };
     let ours = a.create_endpoints(&of(true), PeerView::Fabric(&b.address())).expect("endpoints of a");

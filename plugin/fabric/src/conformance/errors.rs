@@ -150,8 +150,14 @@ pub fn connecting_to_nonsense_is_an_error_by_the_deadline(rig: &Rig) {
     let nonsense =
         [json!(null), json!({}), json!([]), json!("x"), json!({"qpn": -1, "endpoint": "?", "port": 1.5})];
     for (i, address) in nonsense.into_iter().enumerate() {
-        let config =
-            EndpointConfig { sq_depth: 8, rq_depth: 8, active: i % 2 == 0, control: false, max_sge: 1 };
+        let config = EndpointConfig {
+            sq_depth: 8,
+            rq_depth: 8,
+            active: i % 2 == 0,
+            control: false,
+            max_sge: 1,
+            exposed: true,
+        };
         let (endpoint, _) = rig.fabric(0).create_endpoint(&config).expect("create");
         let deadline = Instant::now() + Duration::from_millis(300);
         let result = rig.fabric(0).connect_endpoint(endpoint, &address, deadline);

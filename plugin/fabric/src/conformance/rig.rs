@@ -131,8 +131,14 @@ impl Rig {
     ) -> [EndpointId; 2] {
         let made = [0, 1].map(|side| {
             let max_sge = self.fabric(side).caps().max_send_sge;
-            let config =
-                EndpointConfig { sq_depth: depth, rq_depth: depth, active: side == 0, control, max_sge };
+            let config = EndpointConfig {
+                sq_depth: depth,
+                rq_depth: depth,
+                active: side == 0,
+                control,
+                max_sge,
+                exposed: true,
+            };
             let made = self.fabric(side).create_endpoint(&config).expect("create an endpoint");
             before(side, made.0);
             made
