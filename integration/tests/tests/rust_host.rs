@@ -119,12 +119,10 @@ fn wrong_settings_are_refused_by_name_and_what_the_engine_lacks_by_the_engine() 
     let refused = Engine::open(options("a").param("fabrik", "tcp")).expect_err("refused");
     assert!(matches!(&refused, OpenError::Select(SelectError::UnknownName { .. })), "{refused}");
     assert_eq!(refused.code(), ErrorCode::InvalidParam);
-    for (name, value) in [("fabric", "verbs")] {
-        let refused = Engine::open(options("a").param(name, value)).expect_err("refused");
-        assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
-        let text = refused.to_string();
-        assert!(text.contains(name) && text.contains(value) && !text.contains('\n'), "{text}");
-    }
+    let refused = Engine::open(options("a").param("fabric", "verbs")).expect_err("refused");
+    assert_eq!(refused.code(), ErrorCode::Unsupported, "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains("fabric") && text.contains("verbs") && !text.contains('\n'), "{text}");
     let missing = EngineOptions::new("a").environment(Environment::Given(Vec::new()));
     let refused = Engine::open(missing.param("plugin", "/no/such/engine.so")).expect_err("refused");
     assert_eq!(refused.code(), ErrorCode::NotFound);

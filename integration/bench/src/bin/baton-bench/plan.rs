@@ -26,7 +26,7 @@ pub struct Arm {
 
 impl Arm {
     /// One word for everything that an arm is.
-    fn words(self) -> [String; 6] {
+    fn words(self) -> [String; 7] {
         [
             self.backend.word().to_owned(),
             self.notify.word().to_owned(),
