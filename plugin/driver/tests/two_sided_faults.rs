@@ -42,8 +42,11 @@ impl Two {
     }
 }
 
+/// What befalls the device of one side, in words and as it happens.
+type Fault = (&'static str, fn(&Two, usize));
+
 /// In the middle of a transfer, each in its own way.
-fn faults() -> [(&'static str, fn(&Two, usize)); 2] {
+fn faults() -> [Fault; 2] {
     [
         ("a chain cut short", |two, side| {
             two.fake.device(&two.devices[side]).fail_post_after(0, libc::ENOMEM);
