@@ -35,6 +35,8 @@ pub struct Config {
     pub notify: NotifyMode,
     /// Multiplies all protocol deadlines.
     pub timeout_scale: u32,
+    /// Threads that copy out of bounce memory what is much at once; 0 for none.
+    pub copy_threads: usize,
     /// Longest work request, 1 to 4 MiB; sessions may ask for shorter ones.
     pub chunk_bytes: u32,
     /// What every thread of the engine does first.

@@ -16,7 +16,7 @@ use crate::selfcopy::SelfCopies;
 use crate::shared::{Counters, Shared, random_bytes};
 use crate::spin::Spinner;
 use crate::threads::Threads;
-use crate::two_sided::{Bounces, Copiers, copy_threads};
+use crate::two_sided::{Bounces, Copiers};
 use baton_core::Instance;
 use baton_core::epoch::EpochBook;
 use baton_core::peer::EndReason;
@@ -135,7 +135,7 @@ impl Driver {
         spawn("baton-selfcopy", |shared| shared.self_copies.work(shared))?;
         if self.shared.config.backends.two_sided {
             spawn("baton-bounce", Shared::tend_bounces)?;
-            for _ in 0..copy_threads() {
+            for _ in 0..self.shared.config.copy_threads {
                 spawn("baton-copy", |shared| shared.copiers.work())?;
             }
         }

@@ -211,6 +211,7 @@ impl Settings {
             spin_us: self.spin_us.unwrap_or(default_spin_us),
             notify: self.notify,
             timeout_scale: self.timeout_scale,
+            copy_threads: baton_driver::two_sided::copy_threads(),
             chunk_bytes: self.chunk_bytes,
             thread_start: None,
         }

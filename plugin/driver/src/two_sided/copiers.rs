@@ -17,9 +17,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Area, Held};
 
-/// Threads of an engine: one processor is left to what comes in, and more than two do not make memory faster.
-pub(crate) fn copy_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).min(2)
+/// How many threads an engine should have for it: none where they would take the processors from those who send, poll and compute, and
+/// more than two do not make memory faster.
+pub fn copy_threads() -> usize {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        ..=2 => 0,
+        3..=4 => 1,
+        _ => 2,
+    }
 }
 
 /// A copy out of a slot, with all that it touches.

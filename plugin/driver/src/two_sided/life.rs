@@ -9,7 +9,6 @@ use baton_core::two_sided::channel::{Abandoned, Durable};
 use baton_core::two_sided::report::{TwoEnd, TwoEvent, XferFailure};
 use baton_core::two_sided::setup::TwoLimits;
 
-use super::copiers::copy_threads;
 use super::path::{TwoSided, failure_code, message_of, unseal};
 use crate::channel::Path;
 use crate::epoch::Ended;
@@ -23,7 +22,7 @@ use baton_core::peer::Violation;
 impl Shared {
     /// Lets the engine's threads copy for a path, if there are any.
     pub(crate) fn lend_copiers(self: &Arc<Self>, peer: &Arc<Peer>, path: &mut TwoSided) {
-        if copy_threads() == 0 {
+        if self.config.copy_threads == 0 {
             return;
         }
         let (shared, peer) = (Arc::downgrade(self), Arc::downgrade(peer));

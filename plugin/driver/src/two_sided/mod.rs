@@ -25,12 +25,11 @@ mod view;
 pub use area::Area;
 pub use bounce::{Bounce, SharedBounce};
 pub use channel_area::ChannelArea;
-pub use copiers::Copiers;
+pub use copiers::{Copiers, copy_threads};
 pub use exec::Executor;
 pub use view::{Held, Keep, Regions};
 
 pub(crate) use bounces::Bounces;
-pub(crate) use copiers::copy_threads;
 pub(crate) use life::Outcome;
 pub(crate) use path::{MAX_BODY_BYTES, Rest, TwoSided};
 pub(crate) use served::{Served, ServedOn};

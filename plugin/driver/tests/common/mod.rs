@@ -45,6 +45,7 @@ pub fn config(name: &str, spin_us: u32) -> Config {
         spin_us,
         notify: NotifyMode::Immediate,
         timeout_scale: 1,
+        copy_threads: 2,
         chunk_bytes: 4 << 20,
         thread_start: None,
     }
