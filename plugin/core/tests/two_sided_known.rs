@@ -2,11 +2,12 @@
 
 mod two_toy;
 
+use baton_core::two_sided::chunks::Piece;
 use baton_core::two_sided::codec::*;
 use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::pool::{PoolAction, PoolStats, SlotState};
 use baton_core::two_sided::report::*;
-use baton_core::{Epoch, LaneId, Nanos, NotifySeq, SessionId};
+use baton_core::{Epoch, LaneId, Nanos, NotifySeq, RegionId, SessionId};
 use two_toy::*;
 
 fn write(world: &mut World, token: u64, at: usize, len: usize) {
@@ -293,6 +294,29 @@ fn an_error_completion_ends_every_outstanding_send_of_its_endpoint_and_none_coun
     }
     assert_eq!(world.nodes[1].delivered.len(), 3);
     world.audit();
+}
+
+#[test]
+fn a_refusal_that_was_lost_with_its_epoch_is_told_again_in_the_next() {
+    for direction in [Direction::Write, Direction::Read] {
+        let mut world = World::new(Config::default(), 63);
+        world.settle();
+        // No answer gets out before the epoch ends.
+        world.frozen.push((1, 0));
+        let piece = Piece { local: LOCAL_BASE, region: RegionId(99), offset: 0, len: 3000 };
+        world.nodes[0].channel.submit(world.now, 1, direction, vec![piece].into(), Some(b"no")).unwrap();
+        world.pump(0);
+        world.settle();
+        assert_eq!(world.nodes[0].done, []);
+        world.next_epoch();
+        world.settle();
+        match world.result_of(0, 1) {
+            Some(Err(XferFailure::Refused { status: Status::NoRegion, .. })) => {}
+            other => panic!("{direction:?}: {other:?}"),
+        }
+        assert!(world.nodes[1].delivered.is_empty());
+        world.audit();
+    }
 }
 
 #[test]

@@ -23,8 +23,14 @@ impl Inbox {
         }
         let mut known = match self.entries.get_mut(&transfer) {
             Some(Entry::Collect(known)) => std::mem::take(known),
-            // More pieces of one that was refused or given up meanwhile.
-            Some(Entry::Done(done)) if done.direction == Direction::Read => return Ok(false),
+            Some(Entry::Done(done)) if done.direction == Direction::Read => {
+                // More pieces of one that was refused or given up meanwhile; or it is asked for anew in a later epoch, because
+                // the refusal was lost with the one before.
+                if first == 0 && done.status != Status::Ok {
+                    self.owe_status(transfer);
+                }
+                return Ok(false);
+            }
             Some(_) => return Err(TransferViolation::Direction { transfer }),
             None => Vec::new(),
         };
