@@ -45,6 +45,8 @@ pub(crate) struct Made {
 struct Attempt<'a> {
     peer: &'a Arc<Peer>,
     info: &'a ConnInfo,
+    /// What both sides have.
+    common: Backends,
     start: &'a Start,
     deadline: Instant,
 }
@@ -191,6 +193,7 @@ impl Shared {
     fn attempt(self: &Arc<Self>, peer: &Arc<Peer>, start: Start) -> std::result::Result<Made, Failed> {
         let info = peer.state.lock().info.clone();
         let info = info.ok_or_else(|| err!(NotFound, "its connection information is not loaded"))?;
+        let common = self.common_backends(&info)?;
         let deadline = Instant::now() + self.scaled(CONNECT_MS);
         // Fabrics that do not reach the peer, and why.
         let mut passed = Vec::new();
@@ -200,7 +203,7 @@ impl Shared {
         let same_host = info.host == self.host;
         candidates.sort_by_key(|candidate| candidate.addr.ip().is_loopback() != same_host);
         let mut dialer = Dialer::new(&candidates, &self.halt);
-        let attempt = Attempt { peer, info: &info, start: &start, deadline };
+        let attempt = Attempt { peer, info: &info, common, start: &start, deadline };
         loop {
             let (addr, stream) = dialer.next(deadline)?;
             match self.handshake(&attempt, stream, &mut passed) {
@@ -239,9 +242,9 @@ impl Shared {
         mut stream: TcpStream,
         passed: &mut Vec<(usize, String)>,
     ) -> std::result::Result<Made, Failed> {
-        let Attempt { info, start, .. } = *attempt;
+        let Attempt { info, common, start, .. } = *attempt;
         let mut sets =
-            self.offer(info, passed).map_err(|e| Failed { everywhere: true, ..Failed::from(e) })?;
+            self.offer(info, common, passed).map_err(|e| Failed { everywhere: true, ..Failed::from(e) })?;
         let hello = Hello {
             protocol: ProtocolRange::OURS,
             instance: self.instance,
@@ -264,10 +267,19 @@ impl Shared {
         Ok(Made { set, theirs, agreed, established, stream, reader, identity: None, verified: true })
     }
 
-    /// Endpoints on every fabric that may reach the peer, in order of preference. One that cannot make them is passed over.
-    fn offer(&self, info: &ConnInfo, passed: &mut Vec<(usize, String)>) -> Result<Vec<EndpointSet>> {
+    /// Without any the peer is not even dialled.
+    fn common_backends(&self, info: &ConnInfo) -> Result<Backends> {
         let theirs = Backends::from_words(&info.backends);
-        let common = self.config.backends.common(theirs).map_err(|e| err!(RemoteDisconnect, "{e}"))?;
+        self.config.backends.common(theirs).map_err(|e| err!(RemoteDisconnect, "{e}"))
+    }
+
+    /// Endpoints on every fabric that may reach the peer, in order of preference. One that cannot make them is passed over.
+    fn offer(
+        &self,
+        info: &ConnInfo,
+        common: Backends,
+        passed: &mut Vec<(usize, String)>,
+    ) -> Result<Vec<EndpointSet>> {
         let mut sets = Vec::new();
         for (index, fabric) in self.fabrics.iter().enumerate() {
             let name = fabric.name();
@@ -315,7 +327,7 @@ impl Shared {
         hello: Hello,
         sets: &mut [EndpointSet],
     ) -> std::result::Result<Said, Failed> {
-        let Attempt { peer, info, start, deadline } = *attempt;
+        let Attempt { peer, info, start, deadline, .. } = *attempt;
         let mut reader = FrameReader::new();
         let (await_reply, frame) = Initiator::start(info.key.clone(), hello).map_err(HandshakeError::from)?;
         send_frame(stream, &frame, deadline)?;
