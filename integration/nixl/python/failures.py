@@ -251,7 +251,6 @@ def unknown_names_and_values_are_refused_with_the_valid_ones():
     refused("fabrik", "fabric", "backend", params={"fabrik": "tcp"})
     refused("BATON_FABRIC", "tokenring", "tcp", env={"BATON_FABRIC": "tokenring"})
     refused("BATON_FABRIK", env={"BATON_FABRIK": "tcp"})
-    refused("two-sided", env={"BATON_BACKEND": "two-sided"})
     refused("verbs", env={"BATON_FABRIC": "verbs"})
     answer, stderr = create(params={"fabric": "tcp"}, env={"BATON_FABRIC": "auto"})
     assert answer == "created", stderr

@@ -44,6 +44,9 @@ const BRIEF: &str = "BATON_TIMEOUT_SCALE=2 BATON_IB_TIMEOUT=12 BATON_IB_RETRY=3"
 /// As PATIENT, with notifications by SEND.
 const SEND: &str = "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18 BATON_NOTIFY=send";
 
+/// As PATIENT, through bounce memory.
+const TWO_SIDED: &str = "BATON_TIMEOUT_SCALE=10 BATON_IB_TIMEOUT=18 BATON_BACKEND=two-sided";
+
 const TWO: (&str, &str) = ("baton-tests", "verbs_two_processes");
 
 const fn quick(name: &'static str, what: What, settings: &'static str, limit_s: u32) -> Check {
@@ -77,13 +80,21 @@ const CHECKS: &[Check] = &[
         60,
     ),
     quick("two processes, notifications by SEND", What::Tests(TWO.0, TWO.1, "transfers::"), SEND, 120),
+    quick("two processes, two-sided", What::Tests(TWO.0, TWO.1, "transfers::"), TWO_SIDED, 120),
     quick("the stock NIXL wheel", What::Nixl("demo.py", "--quick"), PATIENT, 200),
     long("memory lock limit", What::Tests(TWO.0, TWO.1, "memlock::"), PATIENT, 60),
     long("loss and delay", What::Tests(TWO.0, TWO.1, "faults::lost faults::delayed"), PATIENT, 200),
+    long(
+        "loss and delay, two-sided",
+        What::Tests(TWO.0, TWO.1, "faults::lost faults::delayed"),
+        TWO_SIDED,
+        300,
+    ),
     long("link down, nothing gets through", What::Tests(TWO.0, TWO.1, "faults::a_"), BRIEF, 300),
     long("100 reconnects", What::Tests(TWO.0, TWO.1, "reconnect::"), SOON, 400),
     long("killed, stopped and hostile peers", What::Tests("baton-tests", "faults", "verbs::"), SOON, 1500),
     long("the stock NIXL wheel's core scenarios", What::Nixl("scenarios.py", "--core"), PATIENT, 900),
+    long("the same, two-sided", What::Nixl("scenarios.py", "--core"), TWO_SIDED, 900),
 ];
 
 /// Boot, and what the checks' own limits do not see.

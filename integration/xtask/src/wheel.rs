@@ -32,5 +32,14 @@ pub fn scenarios(plugins: &Path, long: bool) -> Outcome<()> {
             failed.push(format!("NIXL {version}: {reason}"));
         }
     }
+    say(format!("NIXL {NIXL}, two-sided"));
+    let mut python = nixl_python(NIXL, plugins)?;
+    python.env("BATON_BACKEND", "two-sided").arg(scripts().join("scenarios.py"));
+    if !long {
+        python.arg("--core");
+    }
+    if let Err(reason) = run(&mut python, minutes(15)) {
+        failed.push(format!("NIXL {NIXL}, two-sided: {reason}"));
+    }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
