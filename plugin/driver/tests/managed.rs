@@ -2,10 +2,12 @@
 
 mod common;
 
-use baton_driver::{Code, Desc, Driver, MAX_MANAGED_BYTES};
+use baton_core::wire::ConnInfo;
+use baton_driver::{Code, Desc, Driver, MAX_MANAGED_BYTES, Status};
 use baton_fabric::{Memory, MemoryKind, Op};
 use common::*;
 use serde_json::Value;
+use std::net::TcpListener;
 use std::time::Instant;
 
 /// A managed buffer; its descriptors are like any region's.
@@ -224,9 +226,48 @@ fn a_request_on_a_freed_buffer_is_refused_on_either_side() {
     a.post(&xfer, None).expect("post");
     done(&a, &xfer);
     b.free_managed(theirs.region).expect("free");
-    assert!(a.post(&xfer, None).is_err() || !matches!(wait(&a, &xfer), baton_driver::Status::Done));
+    assert!(a.post(&xfer, None).is_err() || !matches!(wait(&a, &xfer), Status::Done));
     a.free_managed(ours.region).expect("free");
     assert_eq!(a.post(&xfer, None).expect_err("freed").code, Code::NotFound);
+}
+
+#[test]
+fn a_buffer_that_a_transfer_still_uses_stays_mapped_and_is_freed_by_a_later_call() {
+    let (a, b) = (engine("a", &["local"]), engine("b", &["local"]));
+    // Nobody answers there: the transfer waits for its session.
+    let mute = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let mut info = ConnInfo::decode(b.conn_info()).expect("information");
+    info.candidates = vec![mute.local_addr().expect("address").to_string()];
+    a.load_remote(Some("b"), &info.encode().expect("encode")).expect("load");
+    let (ours, theirs) = (Managed::new(&a, 8192), Managed::new(&b, 8192));
+    ours.fill(9);
+    let imported = a.import("b", &b.export(theirs.region).expect("export")).expect("import");
+    let locals = [ours.desc(0, 8192, ours.region)];
+    let remotes = [theirs.desc(0, 8192, imported)];
+    let xfer = a.create_xfer(Op::Write, "b", &locals, &remotes).expect("create");
+    a.post(&xfer, None).expect("post");
+    let error = a.free_managed(ours.region).expect_err("in use");
+    assert!(error.code == Code::Busy && error.text.contains("free it again"), "{error}");
+    assert!(ours.is_mapped() && ours.read()[1] == pattern(9, 1), "it is as it was");
+    let counted = stats(&a);
+    assert_eq!((counted["buffers"].as_u64(), counted["frees_unfinished"].as_u64()), (Some(1), Some(1)));
+    assert!(matches!(a.status(&xfer), Status::InProgress), "the free ended no transfer of others");
+    a.cancel(&xfer).expect("cancel");
+    assert!(matches!(wait(&a, &xfer), Status::Failed(_)));
+    a.free_managed(ours.region).expect("free");
+    assert!(!ours.is_mapped() && stats(&a)["buffers"].as_u64() == Some(0));
+}
+
+#[test]
+fn a_forked_child_does_not_get_it() {
+    let engine = engine("a", &["local"]);
+    let buffer = Managed::new(&engine, 8192);
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let ours = |line: &&str| line.contains("baton-managed") && line.contains(&buffer.inode);
+    let behind = maps.lines().skip_while(|line| !ours(line)).find(|line| line.starts_with("VmFlags:"));
+    let flags = behind.expect("flags");
+    // "dc": do not copy on fork.
+    assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
 }
 
 #[test]
