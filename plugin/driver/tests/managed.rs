@@ -270,21 +270,56 @@ fn a_forked_child_does_not_get_it() {
     assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
 }
 
+/// Huge pages that the system has in reserve, and whether shared memory may get transparent ones.
+fn huge_pages_here() -> (u64, bool) {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    let free = free.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0);
+    let shared = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let shared = std::fs::read_to_string(shared).unwrap_or("[never]".into());
+    (free, !shared.contains("[never]") && !shared.contains("[deny]"))
+}
+
 #[test]
-fn huge_pages_are_tried_and_doing_without_them_is_counted() {
-    let engine = engine("a", &["local"]);
-    let small = Managed::new(&engine, 4096);
-    let before = stats(&engine);
-    assert_eq!(before["huge_page_fallbacks"].as_u64(), Some(0), "{before}");
-    let large = Managed::new(&engine, 4 << 20);
-    large.fill(1);
-    let now = stats(&engine);
-    let number = |name: &str| now[name].as_u64().expect("a number");
+fn huge_pages_are_used_where_there_are_some_and_doing_without_them_is_counted() {
+    // Not whole pages.
+    const LEN: usize = (4 << 20) - 100;
+    let (a, b) = pair(&["local"]);
+    let small = Managed::new(&a, 4096);
     let kinds = ["on_reserved_huge_pages", "on_transparent_huge_pages", "huge_page_fallbacks"];
-    assert_eq!(kinds.iter().map(|kind| number(kind)).sum::<u64>(), 1, "{now}");
-    for buffer in [small, large] {
-        engine.free_managed(buffer.region).expect("free");
+    let count = || {
+        let now = stats(&a);
+        kinds.map(|kind| now[kind].as_u64().expect("a number"))
+    };
+    assert_eq!(count(), [0, 0, 0], "a page is not worth it");
+    let (reserved, transparent) = huge_pages_here();
+    let (ours, theirs) = (Managed::new(&a, LEN), Managed::new(&b, LEN));
+    let expected = match (reserved, transparent) {
+        (4.., _) => [1, 0, 0],
+        (0, true) => [0, 1, 0],
+        (0, false) => [0, 0, 1],
+        // Somebody else may be as quick.
+        _ => count(),
+    };
+    assert_eq!((count(), count().iter().sum::<u64>()), (expected, 1), "{reserved} pages in reserve");
+    ours.fill(1);
+    let imported = a.import("b", &b.export(theirs.region).expect("export")).expect("import");
+    let write = a.create_xfer(
+        Op::Write,
+        "b",
+        &[ours.desc(0, LEN - 1, ours.region)],
+        &[theirs.desc(1, LEN - 1, imported)],
+    );
+    let write = write.expect("create");
+    a.post(&write, None).expect("post");
+    done(&a, &write);
+    let (sent, got) = (ours.read(), theirs.read());
+    assert_eq!((got[0], &got[1..]), (0, &sent[..LEN - 1]));
+    for buffer in [&small, &ours] {
+        a.free_managed(buffer.region).expect("free");
     }
+    b.free_managed(theirs.region).expect("free");
+    ours.wait_until_unmapped(&b);
 }
 
 #[test]

@@ -23,9 +23,11 @@ impl ReadMapping {
     /// Maps the first `len` bytes; refuses a file whose pages the peer could take away.
     pub fn open(fd: BorrowedFd<'_>, len: u64) -> io::Result<ReadMapping> {
         let size = check_sealed(fd)?;
-        let len = usize::try_from(len)
-            .ok()
-            .filter(|len| *len > 0 && *len as u64 <= size)
+        // Whole pages, which may be huge: nothing less is unmapped.
+        let page = fstat(fd)?.st_blksize.unsigned_abs().max(1);
+        let whole = len.checked_next_multiple_of(page).filter(|_| (1..=size).contains(&len));
+        let len = whole
+            .and_then(|whole| usize::try_from(whole).ok())
             .ok_or_else(|| io::Error::other(format!("shared memory of {size} bytes, {len} are expected")))?;
         // SAFETY: a fresh mapping at an address of the kernel's choice; its size is sealed.
         let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) }?;
