@@ -60,6 +60,16 @@ impl Cells {
         self.base + (run.first * CELL) as u64
     }
 
+    /// Length of the arena.
+    pub fn len_bytes(&self) -> u64 {
+        (CELL * CELLS) as u64
+    }
+
+    /// For an own work request on the first rail.
+    pub fn local_key(&self, addr: u64, len: usize) -> Option<u64> {
+        self.keys.local_key(0, addr - self.base, len as u64)
+    }
+
     /// For own work requests.
     pub fn local_keys(&self) -> KeyTable<'_> {
         self.key_table(&self.keys.local)

@@ -18,6 +18,7 @@ mod link;
 mod memory;
 mod report;
 mod swarm;
+pub mod two_sided;
 mod workload;
 
 pub use report::{Failure, Options, Reached, Report};

@@ -1,7 +1,7 @@
 //! `baton-sim`: runs many seeds, says which ones fail, replays one.
 
 use baton_core::notify::NotifyMode;
-use baton_sim::{Failure, Options, Reached, run};
+use baton_sim::{Failure, Options, Report, run, two_sided};
 use clap::Parser;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -31,6 +31,9 @@ struct Args {
     /// Inline limit of the NICs in bytes, in place of what the seed chooses.
     #[arg(long)]
     inline: Option<u32>,
+    /// The two-sided backend; `--notify` means nothing there.
+    #[arg(long)]
+    two_sided: bool,
     /// Threads; a run never uses more than one.
     #[arg(long, default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     jobs: usize,
@@ -62,14 +65,37 @@ fn main() -> ExitCode {
         inline_bytes: args.inline,
         ..Options::default()
     };
-    match args.replay {
-        Some(seed) => replay(seed, options),
-        None => sweep(&args, options),
+    match (args.replay, args.two_sided) {
+        (Some(seed), false) => replay(seed, |seed| run(seed, options)),
+        (Some(seed), true) => replay(seed, |seed| two_sided::run(seed, options)),
+        (None, false) => sweep(&args, |seed| run(seed, options).map(Sum::from)),
+        (None, true) => sweep(&args, |seed| two_sided::run(seed, options).map(Sum::from)),
     }
 }
 
-fn replay(seed: u64, options: Options) -> ExitCode {
-    let (first, second) = (run(seed, options), run(seed, options));
+/// What a sweep adds up of each run.
+struct Sum {
+    /// Transfers done, failed or canceled; messages; epochs.
+    totals: [u64; 4],
+    named: Vec<(&'static str, u64)>,
+}
+
+impl From<Report> for Sum {
+    fn from(report: Report) -> Sum {
+        let totals = [report.done, report.failed, report.delivered, report.epochs];
+        Sum { totals, named: report.reached.named().to_vec() }
+    }
+}
+
+impl From<two_sided::TwoReport> for Sum {
+    fn from(report: two_sided::TwoReport) -> Sum {
+        let totals = [report.done, report.failed, report.delivered, report.epochs];
+        Sum { totals, named: report.reached.named().to_vec() }
+    }
+}
+
+fn replay<T: PartialEq + std::fmt::Debug>(seed: u64, run: impl Fn(u64) -> Result<T, Failure>) -> ExitCode {
+    let (first, second) = (run(seed), run(seed));
     match &first {
         Ok(report) => println!("seed {seed}: {report:#?}"),
         Err(failure) => println!("{failure}"),
@@ -81,12 +107,23 @@ fn replay(seed: u64, options: Options) -> ExitCode {
     if first.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn sweep(args: &Args, options: Options) -> ExitCode {
+fn sweep(args: &Args, run: impl Fn(u64) -> Result<Sum, Failure> + Sync) -> ExitCode {
     let start = Instant::now();
     let next = AtomicU64::new(args.seeds.start);
     let failures: Mutex<Vec<Failure>> = Mutex::default();
-    let reached: Mutex<Reached> = Mutex::default();
+    let reached: Mutex<Vec<(&'static str, u64)>> = Mutex::default();
     let totals = [const { AtomicU64::new(0) }; 4];
+    let add = |sum: Sum| {
+        for (total, n) in totals.iter().zip(sum.totals) {
+            total.fetch_add(n, Ordering::Relaxed);
+        }
+        let mut reached = reached.lock().unwrap_or_else(PoisonError::into_inner);
+        if reached.is_empty() {
+            *reached = sum.named;
+        } else {
+            reached.iter_mut().zip(sum.named).for_each(|((_, total), (_, n))| *total += n);
+        }
+    };
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
@@ -95,19 +132,8 @@ fn sweep(args: &Args, options: Options) -> ExitCode {
                     if seed >= args.seeds.end {
                         return;
                     }
-                    match run(seed, options) {
-                        Ok(report) => {
-                            let mut reached = reached.lock().unwrap_or_else(PoisonError::into_inner);
-                            *reached = reached.plus(&report.reached);
-                            for (total, n) in totals.iter().zip([
-                                report.done,
-                                report.failed,
-                                report.delivered,
-                                report.epochs,
-                            ]) {
-                                total.fetch_add(n, Ordering::Relaxed);
-                            }
-                        }
+                    match run(seed) {
+                        Ok(sum) => add(sum),
                         Err(failure) => {
                             println!("{failure}");
                             failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
@@ -118,7 +144,7 @@ fn sweep(args: &Args, options: Options) -> ExitCode {
         }
     });
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (name, n) in reached.into_inner().unwrap_or_else(PoisonError::into_inner).named() {
+    for (name, n) in reached.into_inner().unwrap_or_else(PoisonError::into_inner) {
         println!("{n:>10} {name}");
     }
     let [done, failed, delivered, epochs] = totals.map(AtomicU64::into_inner);

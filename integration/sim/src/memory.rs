@@ -19,14 +19,14 @@ pub(crate) struct Sizes {
 }
 
 /// Memory that was allocated and registered.
-struct Area {
-    base: u64,
-    keys: Keys,
+pub(crate) struct Area {
+    pub(crate) base: u64,
+    pub(crate) keys: Keys,
     all: RegionKeys,
 }
 
 impl Area {
-    fn new(
+    pub(crate) fn new(
         world: &SimWorld,
         fabric: &SimFabric,
         len_bytes: usize,
@@ -47,13 +47,13 @@ impl Area {
     }
 
     /// For own work requests on a rail.
-    fn local_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
+    pub(crate) fn local_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
         let key = self.all.local_key(rail, offset as u64, len as u64);
         key.expect("what a session uses lies in one segment")
     }
 
     /// For the peer's.
-    fn remote_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
+    pub(crate) fn remote_key(&self, rail: u8, offset: usize, len: usize) -> u64 {
         let key = self.all.remote_key(rail, offset as u64, len as u64);
         key.expect("what a session uses lies in one segment")
     }

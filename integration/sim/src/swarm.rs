@@ -18,13 +18,21 @@ use std::sync::Arc;
 
 /// Runs one seed. A panic in the protocol is a failure like any other.
 pub fn run(seed: u64, options: Options) -> Result<Report, Failure> {
-    let mut at = (0, 0);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    caught(seed, |at| {
         let mut swarm = Swarm::new(seed, options)?;
         let result = swarm.run();
-        at = (swarm.step, swarm.world.now_ns());
+        *at = (swarm.step, swarm.world.now_ns());
         result.map(|()| swarm.report())
-    }));
+    })
+}
+
+/// Runs `work`, which says how far it came, and makes of an error or a panic a failure of that seed.
+pub(crate) fn caught<T>(
+    seed: u64,
+    work: impl FnOnce(&mut (u32, u64)) -> Result<T, String>,
+) -> Result<T, Failure> {
+    let mut at = (0, 0);
+    let outcome = catch_unwind(AssertUnwindSafe(|| work(&mut at)));
     let what = match outcome {
         Ok(Ok(report)) => return Ok(report),
         Ok(Err(what)) => what,

@@ -1,0 +1,64 @@
+//! The two-sided backend holds under many seeds, and the checkers would notice if it did not.
+
+use baton_fabric_sim::Sabotage;
+use baton_sim::Options;
+use baton_sim::two_sided::{TwoReached, run};
+
+/// Unoptimised code is slow; `baton-sim --two-sided` runs as many as anybody likes.
+const SEEDS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
+
+fn break_no_rule(seeds: std::ops::Range<u64>) {
+    let (mut reached, mut epochs, count) = (TwoReached::default(), 0, seeds.end - seeds.start);
+    for seed in seeds {
+        match run(seed, Options::default()) {
+            Ok(report) => {
+                reached = reached.plus(&report.reached);
+                epochs += report.epochs;
+            }
+            Err(failure) => panic!("{failure}\nreplay with: baton-sim --two-sided --replay {seed}"),
+        }
+    }
+    // A swarm that never gets there proves nothing.
+    for (name, n) in reached.named() {
+        assert!(n > 0, "{count} seeds reached no {name}");
+    }
+    assert!(epochs > 4 * count, "epochs were dropped and begun anew: {epochs}");
+}
+
+#[test]
+fn random_work_over_shared_pools_and_random_faults_break_no_rule() {
+    break_no_rule(0..SEEDS);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask test --long"]
+fn nor_do_two_thousand_seeds() {
+    break_no_rule(10_000..12_000);
+}
+
+#[test]
+fn without_faults_an_epoch_lasts() {
+    for seed in 1000..1000 + SEEDS / 2 {
+        let report =
+            run(seed, Options { faults: false, ..Options::default() }).unwrap_or_else(|e| panic!("{e}"));
+        assert!(report.epochs <= 6, "seed {seed}: {} epochs", report.epochs);
+    }
+}
+
+#[test]
+fn a_seed_replays_bit_by_bit() {
+    for seed in [3, 77, 1234] {
+        assert_eq!(run(seed, Options::default()), run(seed, Options::default()), "seed {seed}");
+    }
+    let digests = [4, 5].map(|seed| run(seed, Options::default()).map(|report| report.digest));
+    assert_ne!(digests[0], digests[1]);
+}
+
+#[test]
+fn what_the_network_breaks_is_noticed() {
+    for sabotage in [Sabotage::WrongByte, Sabotage::LostCompletion, Sabotage::RepeatedImmediate] {
+        let options = Options { faults: false, sabotage: Some(sabotage), ..Options::default() };
+        let noticed = (0..200).find_map(|seed| run(seed, options).err());
+        assert!(noticed.is_some(), "200 seeds did not notice {sabotage:?}");
+    }
+}
