@@ -62,6 +62,7 @@ const BATON: &[Column] = &[
     ("p99.9 (us)", |row| short(row.lat_p999_us)),
     ("post (us)", |row| short(row.post_avg_us)),
     ("prepare (us)", |row| short(row.prep_avg_us)),
+    ("first (us)", |row| if row.first_p50_us > 0.0 { short(row.first_p50_us) } else { String::new() }),
     ("CPU s/GiB", |row| short(row.cpu_s_per_gib)),
     ("machine s/GiB", |row| short(row.machine_cpu_s_per_gib)),
     ("ratio", |row| row.ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()),

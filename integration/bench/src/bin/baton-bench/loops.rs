@@ -164,7 +164,7 @@ impl Bench<'_> {
     }
 
     /// Between two looks in vain.
-    fn wait(&self, idle: u32, last: Instant) -> Outcome<()> {
+    pub fn wait(&self, idle: u32, last: Instant) -> Outcome<()> {
         if idle.is_multiple_of(256) && last.elapsed() > self.patience {
             let stats = self.engine.stats().unwrap_or_default();
             return Err(format!("nothing ended within {} s: {stats}", self.patience.as_secs()));
@@ -221,4 +221,5 @@ pub fn absorb(all: &mut Rounds, more: Rounds) {
     all.prep_us.extend(more.prep_us);
     all.post_us.extend(more.post_us);
     all.tx_us.extend(more.tx_us);
+    all.first_us.extend(more.first_us);
 }

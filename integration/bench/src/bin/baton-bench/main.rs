@@ -9,6 +9,7 @@ mod cpu;
 #[cfg(feature = "plot")]
 mod curves;
 mod engine;
+mod first;
 mod loops;
 mod memory;
 mod options;

@@ -105,6 +105,10 @@ pub struct Options {
     /// Memory that is moved: the host's own, or the engine's.
     #[arg(long, value_enum, default_value = "dram", value_delimiter = ',')]
     pub mem: Vec<Memory>,
+    /// Also tells how long the first transfer of fresh memory takes, which the one-sided backend registers before and the two-sided takes as it
+    /// is; so often per case and arm.
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u64).range(0..=10_000))]
+    pub first: u64,
     /// Compares every byte, and those around: before the measured iterations and after them.
     #[arg(long, default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true,
           action = clap::ArgAction::Set)]
@@ -148,6 +152,11 @@ impl Backend {
             Backend::TwoSided => "two-sided",
             Backend::Auto => "auto",
         }
+    }
+
+    /// Whether it takes memory of this side that is not registered.
+    pub fn takes_any_memory(self) -> bool {
+        self != Backend::OneSided
     }
 
     /// Whether a request of it is made ready to be posted many times: work requests that are only copied. Others keep a list of

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::bare::Words;
 use crate::engine::name;
+use crate::first;
 use crate::loops::{Bench, Blocks, Laps, Lists, absorb};
 use crate::memory::{Layout, Pool, Pools};
 use crate::options::{ColumnsWord, Notify, OpWord, Options};
@@ -287,6 +288,13 @@ impl Run<'_> {
         if self.options.check && all_blocks_moved {
             for engine in held.pools.first_engines() {
                 self.compare(remote, &held.pools, engine, case.op)?;
+            }
+        }
+        for (contender, measured) in &mut arms {
+            if let Contender::Engine(bench) = contender {
+                for _ in 0..self.options.first {
+                    measured.first_us.push(first::transfer(bench)?);
+                }
             }
         }
         let mut rows: Vec<Measured> = Vec::new();
