@@ -90,6 +90,7 @@ fn session(lanes: u32, notify: NotifyMode) -> Session {
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
+            pack_below_bytes: 0,
         },
         notify,
         limits: SessionLimits::default(),

@@ -11,7 +11,7 @@ use baton_core::handshake::IdentityProof;
 use baton_core::notify::Tell;
 use baton_core::peer::{CancelOutcome, EndReason, Session};
 use baton_core::{Epoch, Nanos, SessionId};
-use baton_fabric::{Completion, EndpointId, Fabric};
+use baton_fabric::{Completion, EndpointId, Fabric, Op};
 use std::sync::Arc;
 
 /// Everything of one epoch.
@@ -41,9 +41,14 @@ pub(crate) struct OneSided {
     pub session: Session,
     pub memory: Arc<EpochMemory>,
     pub lanes: Arc<LaneMap>,
+    /// The fabric's ([`baton_fabric::Caps::pack_below_bytes`]).
+    pub pack_below_bytes: u32,
     /// Control, then the lanes.
     pub endpoints: Vec<EndpointId>,
 }
+
+/// Blocks from which packing pays.
+const PACK_FROM: usize = 16;
 
 /// Which path something went or came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,8 +76,13 @@ impl Channel {
     }
 
     /// Takes a begun transfer over. Where both paths are there the one-sided one has it, which copies least, unless memory of the
-    /// transfer has no key on this fabric.
+    /// transfer has no key on this fabric, or it is many small blocks on one where packing pays.
     pub fn submit(&mut self, now: Nanos, token: u64, xfer: &Xfer, tell: Tell<'_>) -> Result<()> {
+        if self.packs(xfer)
+            && let Some(two) = &mut self.two_sided
+        {
+            return two.submit(now, token, xfer, tell);
+        }
         let prepared = self.one_sided.as_ref().map(|one| one.lanes.prepare(xfer));
         match (prepared, &mut self.one_sided, &mut self.two_sided) {
             (Some(Ok(work)), Some(one), _) => {
@@ -89,6 +99,13 @@ impl Channel {
             (_, _, Some(two)) => two.submit(now, token, xfer, tell),
             _ => unreachable!("a channel has a path"),
         }
+    }
+
+    fn packs(&self, xfer: &Xfer) -> bool {
+        let Some(one) = &self.one_sided else { return false };
+        let (count, longest) = (xfer.plan.piece_count(), xfer.plan.longest_bytes());
+        let worth = xfer.op == Op::Write && count >= PACK_FROM && longest <= u64::from(one.pack_below_bytes);
+        worth && self.two_sided.is_some() && xfer.refuse_vram().is_ok()
     }
 
     /// Gives a transfer up on whichever path it is.

@@ -192,7 +192,13 @@ impl Shared {
             });
             let setup = SessionSetup { carry: state.take_carry(resumed), ..setup };
             let session = Session::new(setup, self.clock.now());
-            OneSided { session, memory: set.memory, lanes, endpoints: set.endpoints }
+            OneSided {
+                session,
+                memory: set.memory,
+                lanes,
+                pack_below_bytes: fabric.caps().pack_below_bytes,
+                endpoints: set.endpoints,
+            }
         });
         if one.is_none()
             && let Some(two) = &mut two

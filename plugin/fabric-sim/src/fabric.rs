@@ -172,6 +172,7 @@ impl Fabric for SimFabric {
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
+            pack_below_bytes: 0,
         }
     }
 

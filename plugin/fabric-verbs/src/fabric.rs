@@ -22,6 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// WRITEs up to this long are worth packing on soft-RoCE.
+const SOFT_PACK_BYTES: u32 = 2048;
+
 /// Longest message of the engine, whatever the device could.
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Most pieces of one SEND: what current adapters have. Only endpoints that ask for them have room for them in their queues.
@@ -184,6 +187,12 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         vram: false,
         // Its driver sends a fenced request again only when no READ is under way, and counts those behind it: a lost ACK, and both wait for ever.
         reads_behind_fence: devices.iter().all(|device| device.attr.vendor_id != SOFT_ROCE_VENDOR),
+        // A NIC has no time to lose with a work request; the kernel has (128 × 1 KiB: 2.5 times as fast packed; even at 4 KiB).
+        pack_below_bytes: if devices.iter().any(|device| device.attr.vendor_id == SOFT_ROCE_VENDOR) {
+            SOFT_PACK_BYTES
+        } else {
+            0
+        },
     }
 }
 

@@ -374,6 +374,8 @@ pub struct Caps {
     pub vram: bool,
     /// READs may stand behind a fenced work request in flight. Where not, it has to complete before the next READ is posted.
     pub reads_behind_fence: bool,
+    /// Many WRITEs that are no longer than this each are faster packed into SENDs; 0 where each is as good by itself.
+    pub pack_below_bytes: u32,
 }
 
 /// Why [`crate::Fabric::post`] stopped.

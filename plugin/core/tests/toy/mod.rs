@@ -151,6 +151,7 @@ fn setup(config: &Config, node: usize, carry: Carry) -> SessionSetup {
             needs_service: true,
             vram: false,
             reads_behind_fence: config.reads_behind_fence,
+            pack_below_bytes: 0,
         },
         notify: config.notify,
         limits: config.limits,

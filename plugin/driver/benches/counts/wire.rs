@@ -154,6 +154,7 @@ impl Fabric for Wire {
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
+            pack_below_bytes: 0,
         }
     }
     fn address(&self) -> Value {

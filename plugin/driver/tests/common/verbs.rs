@@ -44,9 +44,10 @@ impl Network {
 static USUAL: OnceLock<Network> = OnceLock::new();
 static MEAGRE: OnceLock<Network> = OnceLock::new();
 static MUTE: OnceLock<Network> = OnceLock::new();
+static SOFT: OnceLock<Network> = OnceLock::new();
 
 /// A new host's fabric: `verbs`, `verbs rails` (two devices), `verbs meagre` (nothing inline, messages of 64 KiB, memory regions of 4 MiB),
-/// `verbs mute` (no immediates).
+/// `verbs mute` (no immediates), `verbs soft` (calls itself soft-RoCE).
 pub fn fabric(kind: &str) -> Arc<dyn Fabric> {
     open(kind).0
 }
@@ -58,6 +59,7 @@ pub fn open(kind: &str) -> (Arc<dyn Fabric>, &'static Fake, Vec<String>) {
         "verbs rails" => (USUAL.get_or_init(|| Network::new(|_| {})), 2),
         "verbs meagre" => (MEAGRE.get_or_init(|| Network::new(meagre)), 1),
         "verbs mute" => (MUTE.get_or_init(|| Network::new(|device| device.immediate = false)), 1),
+        "verbs soft" => (SOFT.get_or_init(|| Network::new(soft)), 1),
         other => panic!("no kind of host {other:?}"),
     };
     let names = network.host(devices);
@@ -77,9 +79,13 @@ fn meagre(device: &mut DeviceConfig) {
     device.max_qp_init_rd_atom = 1;
 }
 
+fn soft(device: &mut DeviceConfig) {
+    device.vendor_id = baton_verbs::SOFT_ROCE_VENDOR;
+}
+
 /// Nobody on any of the networks broke the rules of verbs.
 pub fn assert_rules() {
-    for network in [&USUAL, &MEAGRE, &MUTE].into_iter().filter_map(OnceLock::get) {
+    for network in [&USUAL, &MEAGRE, &MUTE, &SOFT].into_iter().filter_map(OnceLock::get) {
         let violations = network.fake.take_violations();
         assert!(violations.is_empty(), "{violations:?}");
     }

@@ -152,6 +152,7 @@ impl Fabric for LocalFabric {
             needs_service: true,
             vram: false,
             reads_behind_fence: true,
+            pack_below_bytes: 0,
         }
     }
 

@@ -169,6 +169,7 @@ impl Fabric for TcpFabric {
             needs_service: true,
             vram: false,
             reads_behind_fence: true,
+            pack_below_bytes: 0,
         }
     }
 
