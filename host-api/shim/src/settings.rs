@@ -163,6 +163,15 @@ pub const SETTINGS: &[Setting] = &[
         what: "Longest work request; longer blocks are cut, and shorter where that lets every lane have a share.",
     },
     Setting {
+        name: "oob_fallback",
+        variable: "BATON_OOB_FALLBACK",
+        values: Values::OneOf(&["off", "on"]),
+        default: Some("off"),
+        otherwise: "",
+        reader: Reader::Engine,
+        what: "Whether notifications, and nothing else, may go over TCP where `BATON_FABRIC` is verbs or local and does not reach a peer; on both sides.",
+    },
+    Setting {
         name: "devices",
         variable: "BATON_DEVICES",
         values: Values::Text(

@@ -1,5 +1,6 @@
 //! The channel of a peer: everything of one epoch. It has a one-sided path, a two-sided one, or both.
 
+use crate::err;
 use crate::error::{Code, Result};
 use crate::lane_map::LaneMap;
 use crate::lifeline::LifelineHandle;
@@ -21,6 +22,8 @@ pub(crate) struct Channel {
     /// At least one of the paths is there.
     pub one_sided: Option<OneSided>,
     pub two_sided: Option<TwoSided>,
+    /// Its fabric takes no transfers.
+    pub notify_only: bool,
     /// Of all paths.
     pub endpoints: Vec<EndpointId>,
     pub lifeline: Option<LifelineHandle>,
@@ -78,6 +81,14 @@ impl Channel {
     /// Takes a begun transfer over. Where both paths are there the one-sided one has it, which copies least, unless memory of the
     /// transfer has no key on this fabric, or it is many small blocks on one where packing pays.
     pub fn submit(&mut self, now: Nanos, token: u64, xfer: &Xfer, tell: Tell<'_>) -> Result<()> {
+        if self.refuses(xfer) {
+            return Err(err!(
+                RemoteDisconnect,
+                "the session is over fabric {}, which takes nothing but notifications (BATON_OOB_FALLBACK), because no other reaches \
+                 the peer; the log says why",
+                self.fabric.name()
+            ));
+        }
         if self.packs(xfer)
             && let Some(two) = &mut self.two_sided
         {
@@ -99,6 +110,11 @@ impl Channel {
             (_, _, Some(two)) => two.submit(now, token, xfer, tell),
             _ => unreachable!("a channel has a path"),
         }
+    }
+
+    /// Whether it has bytes to move, and the fabric is only there for notifications.
+    pub fn refuses(&self, xfer: &Xfer) -> bool {
+        self.notify_only && xfer.plan.piece_count() > 0
     }
 
     fn packs(&self, xfer: &Xfer) -> bool {

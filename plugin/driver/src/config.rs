@@ -33,6 +33,8 @@ pub struct Config {
     pub spin_us: u32,
     /// How completion is to be told; SENDs also where a fabric or a peer has no immediates.
     pub notify: NotifyMode,
+    /// The fabric, by its place, that takes notifications and no transfers: where all others fail.
+    pub notify_only: Option<usize>,
     /// Multiplies all protocol deadlines.
     pub timeout_scale: u32,
     /// Threads that copy out of bounce memory what is much at once; 0 for none.

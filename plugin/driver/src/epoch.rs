@@ -149,9 +149,10 @@ impl Shared {
         state.carry.set_deadlines(self.notify_deadline());
         state.machine.ended(channel.epoch);
         state.epochs_ended += 1;
-        if state.rest.waits() && state.waiting.is_empty() {
+        if state.rest.has_transfers() && state.waiting.is_empty() {
             state.waiting_until = self.connect_deadline();
         }
+        state.rest_until = self.notify_deadline();
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);
         self.counters.partial_inbound.fetch_add(ended.partial_seqs.len() as u64, Ordering::Relaxed);
         peer.connected.store(false, Ordering::Release);

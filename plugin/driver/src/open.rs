@@ -97,6 +97,7 @@ impl Shared {
         state.conn = Conn::Open(Box::new(Channel {
             fabric,
             fabric_index,
+            notify_only: self.config.notify_only == Some(fabric_index),
             one_sided,
             two_sided,
             endpoints,

@@ -60,6 +60,8 @@ pub(crate) struct PeerState {
     pub carry: Carry,
     /// The same of the two-sided path.
     pub rest: Rest,
+    /// Without a session by then, its notifications are given up.
+    pub rest_until: Nanos,
     /// Posted transfers by token.
     pub inflight: Vec<Option<Arc<Xfer>>>,
     free_tokens: Vec<usize>,
@@ -132,6 +134,7 @@ impl Peer {
                 info: None,
                 carry: Carry::default(),
                 rest: Rest::default(),
+                rest_until: Nanos(0),
                 inflight: Vec::with_capacity(64),
                 free_tokens: Vec::with_capacity(64),
                 waiting: VecDeque::with_capacity(16),
@@ -174,7 +177,8 @@ impl Peer {
         let queued = state.carry.next_deadline();
         let session = state.conn.channel().and_then(|channel| channel.next_timeout());
         let waiting = state.has_waiting_transfers().then_some(state.waiting_until);
-        queued.into_iter().chain(session).chain(waiting).chain(state.retry_at).min()
+        let rest = state.rest_is_late(Nanos(u64::MAX)).then_some(state.rest_until);
+        queued.into_iter().chain(session).chain(waiting).chain(rest).chain(state.retry_at).min()
     }
 }
 
@@ -187,9 +191,14 @@ impl PeerState {
         }
     }
 
+    /// What is left of the two-sided path has waited for a session long enough.
+    pub fn rest_is_late(&self, now: Nanos) -> bool {
+        matches!(self.conn, Conn::None) && self.rest.waits() && self.rest_until <= now
+    }
+
     /// Transfers wait for a session, or for theirs to be resumed.
     pub fn has_waiting_transfers(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.conn, Conn::None) && self.rest.waits()
+        !self.waiting.is_empty() || matches!(self.conn, Conn::None) && self.rest.has_transfers()
     }
 
     fn take_token(&mut self, xfer: &Arc<Xfer>) -> usize {
@@ -333,10 +342,9 @@ impl PeerState {
 
     /// Fails the transfers that wait for a connection or for their session to be resumed; notifications stay until their deadline.
     pub fn fail_waiting(&mut self, error: &Error) {
-        if matches!(self.conn, Conn::None) && self.rest.waits() {
-            self.machine.forget_session();
-            for (xfer, _) in self.abandon_rest(&TwoEnd::Closed(error.text.clone())) {
-                xfer.finish(Err(error.clone()));
+        if matches!(self.conn, Conn::None) {
+            for (token, _) in self.rest.fail_transfers(&TwoEnd::Closed(error.text.clone())) {
+                self.give_token(token as usize).into_iter().for_each(|xfer| xfer.finish(Err(error.clone())));
             }
         }
         for xfer in self.waiting.drain(..) {

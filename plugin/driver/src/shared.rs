@@ -192,6 +192,9 @@ impl Shared {
         state.retry_at = None;
         state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
         // Message numbers start anew with the next session, so the old one must not be resumed.
+        if matches!(state.conn, Conn::None) {
+            self.give_up_rest(&peer, &mut state);
+        }
         let lost = state.carry.expire(Nanos(u64::MAX)).len();
         state.carry = std::mem::take(&mut state.carry).restart();
         state.machine.forget_session();
@@ -269,6 +272,9 @@ impl Shared {
             state.fail_waiting(
                 &error.unwrap_or_else(|| err!(RemoteDisconnect, "no session with {} in time", peer.name())),
             );
+        }
+        if state.rest_is_late(now) {
+            self.give_up_rest(peer, &mut state);
         }
         if state.retry_at.is_some_and(|at| at <= now) {
             state.retry_at = None;

@@ -270,8 +270,12 @@ impl Shared {
         memory: &Memory,
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Vec<std::result::Result<OnFabric, FabricError>>> {
-        let on: Vec<_> =
-            self.fabrics.iter().map(|fabric| OnFabric::register(&**fabric, memory, file)).collect();
+        let register =
+            |(index, fabric): (usize, &Arc<dyn Fabric>)| match self.config.notify_only == Some(index) {
+                true => Err(FabricError::Unsupported("it takes nothing but notifications".into())),
+                false => OnFabric::register(&**fabric, memory, file),
+            };
+        let on: Vec<_> = self.fabrics.iter().enumerate().map(register).collect();
         self.judge_registration(memory, &on)?;
         Ok(on)
     }
@@ -364,7 +368,8 @@ impl Shared {
             }
             return Err(Error::new(code, reasons.join("; ")));
         }
-        for (name, e) in failed {
+        let notify_only = self.config.notify_only.map(|index| self.fabrics[index].name());
+        for (name, e) in failed.into_iter().filter(|(name, _)| Some(*name) != notify_only) {
             self.counters.registrations_partial.fetch_add(1, Ordering::Relaxed);
             let text = format!(
                 "{:?} memory at {:#x} of {} bytes is not registered with fabric {name} and sessions over it cannot use it: {e}",
@@ -389,6 +394,12 @@ impl Shared {
         }
         let now = self.clock.now();
         let mut state = peer.state.lock();
+        let by_the_way = state.outgoing().is_some_and(|channel| channel.refuses(xfer));
+        if by_the_way {
+            // The fabric that was there may be back: the session begins anew, with whatever reaches the peer now.
+            let why = "a transfer needs a fabric that takes it".into();
+            self.end_epoch(peer, &mut state, EndReason::PeerFenced(why));
+        }
         if state.outgoing().is_some() {
             state.submit(now, xfer, tell)?;
             self.pump_at(now, peer, &mut state);

@@ -152,3 +152,99 @@ fn a_cancelled_transfer_touches_no_memory_after_it_was_reported() {
     }
     verbs::assert_rules();
 }
+
+/// Engines that insist on their devices, but for notifications.
+fn with_fallback(backends: Backends, fallback: bool) -> Two {
+    let ((to_a, fake, mut first), (to_b, _, mut second)) = (verbs::open("verbs"), verbs::open("verbs"));
+    let engine = |name, device| {
+        let mut fabrics: Vec<Arc<dyn baton_fabric::Fabric>> = vec![device];
+        if fallback {
+            fabrics.push(fabric("tcp"));
+        }
+        let notify_only = fallback.then_some(1);
+        Driver::create(Config { backends, notify_only, ..config(name, 0) }, fabrics).expect("engine")
+    };
+    let (a, b) = (engine("a", to_a), engine("b", to_b));
+    a.load_remote(Some("b"), b.conn_info()).expect("load b");
+    b.load_remote(Some("a"), a.conn_info()).expect("load a");
+    Two { a, b, fake, devices: [first.remove(0), second.remove(0)] }
+}
+
+#[test]
+fn notifications_go_out_of_band_once_where_that_is_permitted_and_transfers_wait_for_the_fabric() {
+    for two_sided in [false, true] {
+        let two = with_fallback(Backends { one_sided: !two_sided, two_sided }, true);
+        let (here, there) = (Buffer::new(&two.a, BLOCK, 1), Buffer::new(&two.b, BLOCK, 2));
+        let xfer = two.xfer(Op::Write, &here, &there);
+        two.a.post(&xfer, Some(b"by the fabric")).expect("post");
+        done(&two.a, &xfer);
+        assert_eq!(notification(&two.b).message, b"by the fabric");
+        two.fake.device(&two.devices[1]).set_port(1, false);
+        for n in 0..100u32 {
+            two.a.notify("b", &n.to_le_bytes()).expect("notify");
+        }
+        // Some were on their way when the port went down: they are sent again, and told once.
+        for n in 0..100u32 {
+            assert_eq!(notification(&two.b).message, n.to_le_bytes());
+        }
+        two.a.post(&xfer, Some(b"no way")).expect("taken over until it is known");
+        let Status::Failed(why) = wait(&two.a, &xfer) else { panic!("nothing carries it") };
+        assert!(why.text.contains("BATON_OOB_FALLBACK"), "{why}");
+        two.fake.device(&two.devices[1]).set_port(1, true);
+        let deadline = Instant::now() + WATCHDOG;
+        while two.a.post(&xfer, Some(b"back")).is_err() || !matches!(wait(&two.a, &xfer), Status::Done) {
+            assert!(Instant::now() < deadline, "the fabric is back: {}", two.a.stats());
+        }
+        while notification(&two.b).message != b"back" {}
+        assert_eq!(there.read(), here.read());
+    }
+}
+
+#[test]
+fn without_permission_notifications_wait_for_the_fabric() {
+    let two = with_fallback(Backends { one_sided: false, two_sided: true }, false);
+    two.a.connect("b", 10_000).expect("connect");
+    two.fake.device(&two.devices[1]).set_port(1, false);
+    two.a.notify("b", b"later").expect("queued");
+    let why = two.a.connect("b", 1000).err();
+    assert!(two.b.take_notifications(|_| true).expect("take").is_empty(), "{why:?}");
+    two.fake.device(&two.devices[1]).set_port(1, true);
+    assert_eq!(notification(&two.b).message, b"later");
+}
+
+#[test]
+fn transfers_fail_when_the_peer_stays_away_and_notifications_outlive_that_and_come_once() {
+    let two = Two::new();
+    let (here, there) = (Buffer::new(&two.a, BLOCK * BLOCKS, 1), Buffer::new(&two.b, BLOCK * BLOCKS, 2));
+    let xfers = [two.xfer(Op::Write, &here, &there), two.xfer(Op::Read, &here, &there)];
+    two.a.connect("b", 10_000).expect("connect");
+    for round in 0..3u32 {
+        two.a.notify("b", &round.to_le_bytes()).expect("notify");
+        for xfer in &xfers {
+            two.a.post(xfer, None).expect("post");
+        }
+        two.fake.device(&two.devices[1]).set_port(1, false);
+        for xfer in &xfers {
+            match wait(&two.a, xfer) {
+                Status::Done => {}
+                Status::Failed(why) => assert_eq!(why.code, Code::RemoteDisconnect, "{why}"),
+                status => panic!("{status:?}"),
+            }
+        }
+        two.a.notify("b", b"while nobody is there").expect("notify");
+        two.fake.device(&two.devices[1]).set_port(1, true);
+        assert_eq!(notification(&two.b).message, round.to_le_bytes());
+        assert_eq!(notification(&two.b).message, b"while nobody is there");
+        // The same requests work again, one at a time: together they would race.
+        for (xfer, op) in xfers.iter().zip(["WRITE", "READ"]) {
+            let deadline = Instant::now() + WATCHDOG;
+            while two.a.post(xfer, None).is_err() || !matches!(wait(&two.a, xfer), Status::Done) {
+                assert!(Instant::now() < deadline, "{op}: {}", two.a.stats());
+            }
+            assert_eq!(there.read(), reversed(&here.read(), BLOCK), "{op} of round {round}");
+        }
+        here.assert_guards();
+        there.assert_guards();
+    }
+    verbs::assert_rules();
+}

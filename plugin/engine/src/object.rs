@@ -60,7 +60,8 @@ pub unsafe fn create(options: *const BatonCreateOptions) -> Result<Box<EngineObj
     let settings: Settings = unsafe { crate::settings::read(&options)? };
     let fabrics = settings.fabrics()?;
     let thread_start = Some(ThreadStart(Arc::new(move || logging::enter(log_id))));
-    let config = Config { thread_start, ..settings.config(name, options.flags, fabrics.notes) };
+    let notify_only = fabrics.notify_only;
+    let config = Config { thread_start, notify_only, ..settings.config(name, options.flags, fabrics.notes) };
     let driver = Driver::create(config, fabrics.list)?;
     Ok(Box::new(EngineObject { magic: ENGINE_MAGIC, driver, log_id, sink: Mutex::new(sink) }))
 }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 const KEYS: &str = "backend, fabric, notify, listen, advertise, ptrace, spin_us, timeout_scale, devices, lanes, ib_timeout, \
-    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey, vram_flush, chunk_bytes";
+    ib_retry, gid_index, ib_sl, ib_tc, mtu, ib_pkey, vram_flush, chunk_bytes, oob_fallback";
 /// Largest factor for protocol deadlines.
 const MAX_TIMEOUT_SCALE: u32 = 1000;
 /// Shortest length at which blocks may be cut: below, a large one would be more work requests than a queue has room for.
@@ -30,6 +30,8 @@ pub struct Settings {
     spin_us: Option<u32>,
     timeout_scale: u32,
     chunk_bytes: u32,
+    /// Notifications may go over TCP where no fabric that was asked for reaches a peer.
+    oob_fallback: bool,
     verbs: crate::verbs::Config,
 }
 
@@ -39,6 +41,8 @@ pub struct Fabrics {
     pub list: Vec<Arc<dyn Fabric>>,
     /// Why others are missing.
     pub notes: Vec<String>,
+    /// The one that takes notifications and no transfers.
+    pub notify_only: Option<usize>,
 }
 
 impl Fabrics {
@@ -102,6 +106,7 @@ impl Default for Settings {
             spin_us: None,
             timeout_scale: 1,
             chunk_bytes: MAX_CHUNK_BYTES,
+            oob_fallback: false,
             verbs: crate::verbs::Config::default(),
         }
     }
@@ -148,6 +153,11 @@ impl Settings {
             "spin_us" if value == "auto" || value.is_empty() => self.spin_us = None,
             "spin_us" => self.spin_us = Some(number(key, value, 0, MAX_SPIN_US)?),
             "timeout_scale" => self.timeout_scale = number(key, value, 1, MAX_TIMEOUT_SCALE)?,
+            "oob_fallback" => match value {
+                "off" => self.oob_fallback = false,
+                "on" => self.oob_fallback = true,
+                _ => return Err(err!(InvalidParam, "oob_fallback {value:?}: valid are off, on")),
+            },
             "chunk_bytes" => self.chunk_bytes = number(key, value, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)?,
             _ if self.verbs.set(key, value)? => {}
             _ => return Err(err!(InvalidParam, "unknown setting {key:?}; this engine knows {KEYS}")),
@@ -168,22 +178,30 @@ impl Settings {
 
     /// The fabrics to run, in order of preference, and why others are missing.
     pub fn fabrics(&self) -> Result<Fabrics, Error> {
-        let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new() };
+        let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new(), notify_only: None };
         fabrics.add("local", &self.fabric, false, || {
             let config = LocalConfig { ptrace_any: self.ptrace_any, ..LocalConfig::default() };
             Ok(LocalFabric::new(config)?)
         })?;
         fabrics.add("verbs", &self.fabric, self.verbs.is_configured(), || self.verbs.open())?;
-        fabrics.add("tcp", &self.fabric, false, || {
-            let advertise = self.advertise.iter().map(|addr| NetAddr { ports: None, ..addr.clone() });
-            Ok(TcpFabric::new(TcpConfig {
-                listen: self.listen.clone().map(data_ports),
-                advertise: advertise.collect(),
-                user_timeout: TcpConfig::default().user_timeout * self.timeout_scale,
-                ..TcpConfig::default()
-            })?)
-        })?;
+        match self.fabric.as_str() {
+            "verbs" | "local" if self.oob_fallback => {
+                fabrics.add("tcp", "tcp", true, || self.open_tcp())?;
+                fabrics.notify_only = Some(fabrics.list.len() - 1);
+            }
+            wanted => fabrics.add("tcp", wanted, false, || self.open_tcp())?,
+        }
         Ok(fabrics)
+    }
+
+    fn open_tcp(&self) -> Result<Arc<dyn Fabric>, Error> {
+        let advertise = self.advertise.iter().map(|addr| NetAddr { ports: None, ..addr.clone() });
+        Ok(TcpFabric::new(TcpConfig {
+            listen: self.listen.clone().map(data_ports),
+            advertise: advertise.collect(),
+            user_timeout: TcpConfig::default().user_timeout * self.timeout_scale,
+            ..TcpConfig::default()
+        })?)
     }
 
     /// The driver's configuration.
@@ -210,6 +228,7 @@ impl Settings {
             progress_thread: flags & BATON_CREATE_PROGRESS_THREAD != 0,
             spin_us: self.spin_us.unwrap_or(default_spin_us),
             notify: self.notify,
+            notify_only: None,
             timeout_scale: self.timeout_scale,
             copy_threads: baton_driver::two_sided::copy_threads(),
             chunk_bytes: self.chunk_bytes,

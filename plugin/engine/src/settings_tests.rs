@@ -14,7 +14,7 @@ fn refusal(key: &str, value: &str) -> String {
 
 /// An engine is never created here: a fabric that is tried stands for itself.
 fn offered(wanted: &str, name: &str, answer: Result<(), &str>) -> Result<Fabrics, Error> {
-    let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new() };
+    let mut fabrics = Fabrics { list: Vec::new(), notes: Vec::new(), notify_only: None };
     fabrics.add(name, wanted, false, || match answer {
         Ok(()) => Ok(TcpFabric::new(TcpConfig::default())?),
         Err(why) => Err(err!(Unsupported, "{why}")),

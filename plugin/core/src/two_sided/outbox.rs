@@ -63,6 +63,8 @@ pub(super) struct Out {
     /// It has a message that the peer will not hear.
     pub(super) silent: bool,
     pub(super) failure: Option<XferFailure>,
+    /// The host was told its end before that came, and has its token back.
+    pub(super) told: bool,
     pub(super) abort: Abort,
     /// Since when nothing happened to it.
     pub(super) since: Nanos,
@@ -215,12 +217,35 @@ impl Outbox {
     pub(super) fn remove(&mut self, at: u32) -> Out {
         self.unqueue(at);
         let out = self.slots[at as usize].take().expect("a live transfer");
-        self.by_token.remove(&out.token);
+        if !out.told {
+            self.by_token.remove(&out.token);
+        }
         if out.id > 0 {
             self.by_id.remove(&out.id);
         }
         self.free.push(at);
         out
+    }
+
+    /// The host is told that it failed, now; answers its token. What has begun still has to be given up at the peer.
+    pub(super) fn disown(&mut self, at: u32, why: &XferFailure) -> (u64, XferFailure) {
+        let (begun, moved) = (self.get(at).id > 0, self.get(at).is_moved());
+        if begun && !moved && self.get(at).failure.is_none() {
+            self.unqueue(at);
+            self.get_mut(at).abort = Abort::Due;
+            self.aborts.push_back(at);
+        }
+        let out = self.get_mut(at);
+        let told = (out.token, out.failure.clone().unwrap_or_else(|| why.clone()));
+        (out.told, out.silent) = (true, out.silent || out.message.is_some() && !out.noted);
+        if !moved {
+            out.failure.get_or_insert_with(|| why.clone());
+        }
+        self.by_token.remove(&told.0);
+        if !begun && !moved {
+            self.remove(at);
+        }
+        told
     }
 
     /// It sends nothing any more.

@@ -133,6 +133,7 @@ fn engine(name: &str, fabric: Arc<wire::Wire>) -> Driver {
         notify: NotifyMode::Immediate,
         // Emulation is slow, and nothing is to end because of it.
         timeout_scale: 100,
+        notify_only: None,
         copy_threads: 0,
         chunk_bytes: 4 << 20,
         thread_start: None,

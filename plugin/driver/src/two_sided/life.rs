@@ -121,6 +121,28 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Nobody came back in time: the session will not be resumed, and its notifications are lost.
+    pub(crate) fn give_up_rest(&self, peer: &Peer, state: &mut PeerState) {
+        state.machine.forget_session();
+        let why = TwoEnd::Closed("no session in time".into());
+        let Some(Abandoned { transfers, notes }) = state.rest.abandon(&why) else { return };
+        for (token, why) in transfers {
+            if let Some(xfer) = state.give_token(token as usize) {
+                xfer.finish(Err(self.name_peer(peer, xfer_error(&why))));
+            }
+        }
+        if !notes.is_empty() {
+            self.counters.notifications_expired.fetch_add(notes.len() as u64, Ordering::Relaxed);
+            tracing::warn!(
+                "{} notifications to {} found no session before their deadline and are lost",
+                notes.len(),
+                peer.name()
+            );
+        }
+    }
+}
+
 /// Whether the peer may come back and go on.
 fn may_resume(reason: &EndReason) -> bool {
     !matches!(

@@ -112,6 +112,17 @@ impl Rest {
         self.durable.as_ref().is_some_and(|durable| !durable.is_idle())
     }
 
+    /// Transfers wait for the session to be resumed.
+    pub fn has_transfers(&self) -> bool {
+        self.durable.as_ref().is_some_and(|durable| durable.transfers() > 0)
+    }
+
+    /// Fails them; the session may still be resumed.
+    pub fn fail_transfers(&mut self, why: &TwoEnd) -> Vec<(u64, XferFailure)> {
+        self.cancelled.clear();
+        self.durable.as_mut().map(|durable| durable.fail_transfers(why)).unwrap_or_default()
+    }
+
     /// What there is to go on with, if it fits.
     pub fn take_if(&mut self, fits: impl FnOnce(&Durable) -> bool) -> Option<Durable> {
         self.durable.take_if(|durable| fits(durable))

@@ -44,6 +44,7 @@ pub fn config(name: &str, spin_us: u32) -> Config {
         progress_thread: true,
         spin_us,
         notify: NotifyMode::Immediate,
+        notify_only: None,
         timeout_scale: 1,
         copy_threads: 2,
         chunk_bytes: 4 << 20,

@@ -19,7 +19,7 @@ use baton_fabric::{Completion, CompletionKind, WcStatus};
 use super::chunks::Chunk;
 use super::codec::{Ack, Block, CONTROL_SLOT_BYTES, DATA_HEADER_BYTES, Direction, Lists, ReadPiece, Status};
 use super::inbox::Inbox;
-use super::notes::{NotesIn, NotesOut};
+use super::notes::{NotesIn, NotesOut, Owner};
 use super::outbox::{Flow, Outbox};
 use super::pool::{Pool, SlotId};
 use super::report::{TwoCounters, TwoEnd, TwoEvent, TwoViolation, XferFailure};
@@ -85,9 +85,25 @@ impl Durable {
     /// The session is not resumed.
     pub fn abandon(mut self, reason: &TwoEnd) -> Abandoned {
         let ended = XferFailure::Ended(reason.clone());
-        let transfers = self.outbox.abandon().into_iter();
+        let transfers = self.outbox.abandon().into_iter().filter(|out| !out.told);
         let failed = transfers.map(|out| (out.token, out.failure.unwrap_or_else(|| ended.clone())));
         Abandoned { transfers: failed.collect(), notes: self.notes_out.abandon() }
+    }
+
+    /// Fails all transfers while there is no epoch, token by token. The session may still be resumed, and keeps its notifications; what had
+    /// begun is then given up at the peer before anything else.
+    pub fn fail_transfers(&mut self, reason: &TwoEnd) -> Vec<(u64, XferFailure)> {
+        let why = XferFailure::Ended(reason.clone());
+        let all: Vec<u32> = self.outbox.live().filter(|(_, out)| !out.told).map(|(at, _)| at).collect();
+        let mut failed = Vec::with_capacity(all.len());
+        for at in all {
+            self.notes_out.withdraw(Owner::Transfer(at));
+            if !self.outbox.get(at).is_moved() {
+                self.notes_out.disown(Owner::Transfer(at));
+            }
+            failed.push(self.outbox.disown(at, &why));
+        }
+        failed
     }
 
     /// Transfers not finished.

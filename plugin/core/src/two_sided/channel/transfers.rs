@@ -75,6 +75,7 @@ impl Channel {
             note_done: false,
             silent: false,
             failure: None,
+            told: false,
             abort: Abort::None,
             since: now,
             small,
@@ -211,7 +212,9 @@ impl Channel {
             Ok(()) => self.counters.transfers_done += 1,
             Err(_) => self.counters.transfers_failed += 1,
         }
-        self.events.push_back(TwoEvent::XferDone { token: out.token, result });
+        if !out.told {
+            self.events.push_back(TwoEvent::XferDone { token: out.token, result });
+        }
     }
 
     /// A chunk of an own READ was copied.
