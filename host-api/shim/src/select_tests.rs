@@ -75,7 +75,7 @@ fn an_unknown_name_is_refused_from_every_source_with_the_list_and_the_near_one()
         text,
         "environment: unknown setting \"BATON_FABRICS\" (did you mean BATON_FABRIC?); known are BATON_PLUGIN, \
          BATON_BACKEND, BATON_FABRIC, BATON_NOTIFY, BATON_LISTEN, BATON_ADVERTISE, BATON_PTRACE, BATON_SPIN_US, \
-         BATON_TIMEOUT_SCALE, BATON_CHUNK_BYTES, BATON_DEVICES, BATON_LANES, BATON_IB_TIMEOUT, BATON_IB_RETRY, \
+         BATON_TIMEOUT_SCALE, BATON_CHUNK_BYTES, BATON_OOB_FALLBACK, BATON_DEVICES, BATON_LANES, BATON_IB_TIMEOUT, BATON_IB_RETRY, \
          BATON_GID_INDEX, BATON_IB_SL, BATON_IB_TC, BATON_MTU, BATON_IB_PKEY, BATON_VRAM_FLUSH, BATON_CONFIG, BATON_LOG"
     );
     let text = refusal(&[("Fabric", "tcp")], &[], None);
