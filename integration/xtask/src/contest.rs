@@ -92,9 +92,13 @@ impl Contest {
         python.arg(scripts().join(script)).args(words);
         python.env("NIXL_TEST_BACKEND", one.backend).env("NIXL_LOG_LEVEL", "ERROR");
         python.envs(one.environment.iter().copied());
-        let lines = lines_of(&mut python)?;
+        let lines = lines_of(&mut python).map_err(|reason| format!("{}: {reason}", one.peer.name))?;
         let samples: Vec<T> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if samples.is_empty() { Err(format!("`{}` measured nothing", spell(&python))) } else { Ok(samples) }
+        if samples.is_empty() {
+            Err(format!("{}: `{}` measured nothing", one.peer.name, spell(&python)))
+        } else {
+            Ok(samples)
+        }
     }
 }
 
