@@ -119,6 +119,43 @@ fn tables_csv_and_json_hold_the_same_rows_and_progress_is_for_terminals() {
 }
 
 #[test]
+fn bare_notifications_come_in_order_by_both_backends_and_are_sent_back() {
+    for fabric in ["local", "tcp"] {
+        let words =
+            format!("notify --fabric {fabric} --count 700 --pings 60 --message-bytes 300 --runs 2 --json -");
+        let output = bench(&words, &[]);
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        let records: Vec<baton_bench::FiguresRecord> = serde_json::from_slice(&output.stdout).unwrap();
+        let peers: Vec<&str> = records.iter().map(|record| record.peer.as_str()).collect();
+        assert_eq!(peers, ["baton one-sided", "baton two-sided"], "{fabric}");
+        for record in &records {
+            assert_eq!((record.runs, record.case.as_str()), (2, "300 B"), "{record:?}");
+            assert!(record.median["ops_per_s"] > 0.0 && record.ratio.is_empty(), "{record:?}");
+            assert!(record.median["p50_us"] <= record.median["p99_us"], "{record:?}");
+        }
+    }
+}
+
+/// A rival that takes a thousand seconds for each message, of which its script takes 400.
+const SLOW_RIVAL: &str = r#"echo "a line that is no sample"
+echo '{"case": "8 B", "ops_per_s": 0.001, "op_us": 1e9, "script_us": 4e8, "net_op_us": 6e8, "p50_us": 1e9, "p99_us": 1e9}'
+"#;
+
+#[test]
+fn notifications_are_compared_with_what_a_rival_takes_without_its_script() {
+    let script = scratch("bench-notify").join("rival.sh");
+    std::fs::write(&script, SLOW_RIVAL).unwrap();
+    let rival = format!("sh {}", script.display());
+    let words =
+        "notify --fabric tcp --backend two-sided --count 50 --pings 5 --message-bytes 8 --runs 1 --mooncake";
+    let output = bench(words, &[Path::new(&rival)]);
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(table.contains("reached: baton two-sided has "), "{table}");
+    assert!(table.contains("6.0e8..6.0e8") || table.contains("600000000"), "{table}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
     for (words, named) in [
         ("run --iters 0", "'--iters <ITERS>': 0 is not in 1..=10000000"),

@@ -12,6 +12,7 @@ mod artifacts;
 mod bench;
 mod bench_copies;
 mod bench_figures;
+mod bench_notify;
 mod bench_peers;
 mod bench_verbs;
 mod contest;
@@ -91,6 +92,8 @@ enum BenchWhich {
     Many(bench_figures::Many),
     /// How long a notification takes one way: Baton against stock UCX through NIXL.
     Notify(bench_figures::Notify),
+    /// Bare notifications over RDMA, one-sided and two-sided, against Mooncake's two-sided transport, in the guest.
+    NotifyVerbs(bench_notify::Options),
     /// The engine on one host against a bare loop of process_vm_readv over the same blocks, and memcpy.
     Copies(bench_copies::Options),
     /// The engine over RDMA against perftest and Mooncake, two processes in the guest.
@@ -110,6 +113,7 @@ fn dispatch(command: Command) -> Outcome<()> {
         Command::Bench { which: BenchWhich::Peers(options) } => bench_peers::bench(&options),
         Command::Bench { which: BenchWhich::Many(options) } => bench_figures::many(&options),
         Command::Bench { which: BenchWhich::Notify(options) } => bench_figures::notify(&options),
+        Command::Bench { which: BenchWhich::NotifyVerbs(options) } => bench_notify::bench(&options),
         Command::Bench { which: BenchWhich::Copies(options) } => bench_copies::bench(&options),
         Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
         Command::Counts { update } => counts::counts(update),

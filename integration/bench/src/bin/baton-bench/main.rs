@@ -12,6 +12,8 @@ mod engine;
 mod first;
 mod loops;
 mod memory;
+mod messages;
+mod notify;
 mod options;
 mod peers;
 mod perftest;
@@ -35,6 +37,8 @@ enum Cli {
     Target(target::Options),
     /// The engine over verbs against perftest and Mooncake; `cargo xtask bench verbs` runs it in the guest.
     Verbs(verbs::Options),
+    /// Bare notifications: their rate and their latency one way, also against Mooncake's two-sided transport.
+    Notify(Box<notify::Options>),
     /// The same work through Baton, UCX and Mooncake, side by side; `cargo xtask bench peers` sets them up.
     Peers(Box<peers::Options>),
     /// Draws bandwidth and latency curves of earlier runs as SVG and PNG.
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Cli::Run(options) => run::run(&options),
         Cli::Target(options) => target::serve(&options),
         Cli::Verbs(options) => verbs::run(&options),
+        Cli::Notify(options) => notify::run(&options),
         Cli::Peers(options) => peers::run(&options),
         #[cfg(feature = "plot")]
         Cli::Plot(options) => curves::run(&options),

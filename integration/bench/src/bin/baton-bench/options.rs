@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum, value_parser};
 use crate::Outcome;
 use crate::engine::Settings;
 use crate::memory::WORD;
+use crate::remote::How;
 
 /// The largest block.
 const MAX_SIZE: u64 = 4 << 30;
@@ -244,6 +245,17 @@ pub fn size(text: &str) -> Outcome<u64> {
 }
 
 impl Options {
+    /// How the target is started.
+    pub fn how(&self) -> How<'_> {
+        How {
+            settings: &self.settings,
+            devices: self.target_devices.as_deref(),
+            command: self.target_command.as_deref(),
+            look_us: self.look_us,
+            patience: self.patience,
+        }
+    }
+
     /// Refuses what contradicts itself or does not exist.
     pub fn check(&self) -> Outcome<()> {
         if let Some(backend) = self.backend.iter().find(|backend| self.prepare_once && !backend.prepares()) {

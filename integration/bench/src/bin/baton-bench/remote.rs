@@ -2,13 +2,26 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 
 use crate::Outcome;
-use crate::engine::Setup;
-use crate::options::Options;
+use crate::engine::{Settings, Setup};
 use crate::target::{Answer, Order};
+
+/// How to start it.
+pub struct How<'a> {
+    /// What is said about its engines.
+    pub settings: &'a Settings,
+    /// Its devices.
+    pub devices: Option<&'a str>,
+    /// What starts `baton-bench` for it, unless it is this program.
+    pub command: Option<&'a str>,
+    /// Microseconds between two of its looks.
+    pub look_us: u64,
+    /// Seconds for which it may be silent.
+    pub patience: u64,
+}
 
 /// The target in its process; killed when dropped.
 pub struct Remote {
@@ -20,8 +33,8 @@ pub struct Remote {
 
 impl Remote {
     /// Starts it with engines, and answers their connection information.
-    pub fn start(options: &Options, setups: &[Setup]) -> Outcome<(Remote, Vec<Vec<u8>>)> {
-        let mut command = match &options.target_command {
+    pub fn start(how: &How<'_>, setups: &[Setup]) -> Outcome<(Remote, Vec<Vec<u8>>)> {
+        let mut command = match how.command {
             None => Command::new(std::env::current_exe().map_err(|error| error.to_string())?),
             Some(words) => {
                 let mut words = words.split_whitespace();
@@ -30,9 +43,9 @@ impl Remote {
                 command
             }
         };
-        command.arg("target").args(options.settings.arguments());
-        command.args(["--look-us", &options.look_us.to_string()]);
-        if let Some(devices) = &options.target_devices {
+        command.arg("target").args(how.settings.arguments());
+        command.args(["--look-us", &how.look_us.to_string()]);
+        if let Some(devices) = how.devices {
             command.args(["--devices", devices]);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -46,7 +59,7 @@ impl Remote {
                 }
             }
         });
-        let patience = Duration::from_secs(options.patience);
+        let patience = Duration::from_secs(how.patience);
         let mut remote = Remote { child, orders, answers, patience };
         match remote.ask(&Order::Open(setups.to_vec()))? {
             Answer::Open(infos) if infos.len() == setups.len() => Ok((remote, infos)),
@@ -56,16 +69,36 @@ impl Remote {
 
     /// Gives an order and waits for the answer; a failure is an error.
     pub fn ask(&mut self, order: &Order) -> Outcome<Answer> {
+        self.order(order)?;
+        let line =
+            self.answers.recv_timeout(self.patience).map_err(|error| format!("the target: {error}"))?;
+        read(&line)
+    }
+
+    /// Gives an order and does something until it has been obeyed.
+    pub fn tell_and(
+        &mut self,
+        order: &Order,
+        act: impl FnOnce() -> Outcome<()>,
+        wait: impl Fn() -> Outcome<()>,
+    ) -> Outcome<()> {
+        self.order(order)?;
+        act()?;
+        let deadline = Instant::now() + self.patience;
+        loop {
+            match self.answers.try_recv() {
+                Ok(line) => return read(&line).map(drop),
+                Err(TryRecvError::Empty) if Instant::now() < deadline => wait()?,
+                Err(error) => return Err(format!("the target: {error}")),
+            }
+        }
+    }
+
+    fn order(&mut self, order: &Order) -> Outcome<()> {
         let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
         writeln!(self.orders, "{line}")
             .and_then(|()| self.orders.flush())
-            .map_err(|error| format!("the target takes no orders: {error}"))?;
-        let line =
-            self.answers.recv_timeout(self.patience).map_err(|error| format!("the target: {error}"))?;
-        match serde_json::from_str(&line).map_err(|error| format!("the target says {line}: {error}"))? {
-            Answer::Failed(reason) => Err(format!("the target: {reason}")),
-            answer => Ok(answer),
-        }
+            .map_err(|error| format!("the target takes no orders: {error}"))
     }
 
     /// The same where nothing but "done" is of interest.
@@ -84,6 +117,13 @@ impl Remote {
             Answer::Cpu(time) => Ok(time),
             other => Err(format!("the target says {other:?}")),
         }
+    }
+}
+
+fn read(line: &str) -> Outcome<Answer> {
+    match serde_json::from_str(line).map_err(|error| format!("the target says {line}: {error}"))? {
+        Answer::Failed(reason) => Err(format!("the target: {reason}")),
+        answer => Ok(answer),
     }
 }
 

@@ -72,7 +72,7 @@ fn open(options: &Options, plan: Plan) -> Outcome<(Remote, Run<'_>)> {
         options.settings.open(&name("initiator", number), options.devices.as_deref(), setup)
     };
     let engines = plan.setups.iter().enumerate().map(open).collect::<Outcome<Vec<_>>>()?;
-    let (remote, infos) = Remote::start(options, &plan.setups)?;
+    let (remote, infos) = Remote::start(&options.how(), &plan.setups)?;
     let mut sessions = Vec::new();
     for (number, (engine, info)) in engines.iter().zip(&infos).enumerate() {
         let peer = name(SIDE, number);

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::bare::{Answering, Work};
 use crate::engine::{Settings, Setup, name};
 use crate::memory::{Layout, Pools};
-use crate::{Outcome, cpu};
+use crate::{Outcome, cpu, messages};
 
 /// What its agents' names begin with.
 pub const SIDE: &str = "target";
@@ -48,6 +48,10 @@ pub enum Order {
     Listen(usize),
     /// Wait until so many have come since then, and stop.
     Heard(u64),
+    /// Take so many bare notifications of so many bytes from the first engine's peer.
+    Hear(u64, usize),
+    /// The same, each sent back to the peer with this name and connection information.
+    Echo(u64, usize, String, Vec<u8>),
     /// Begin to do what a bare loop of the initiator asks for by words in a shared page.
     Answer(Work),
     /// Wait until its threads, which were told to end, have done so.
@@ -152,6 +156,17 @@ impl Target<'_> {
                 let listener = self.listener.take().ok_or("it was not told to listen")?;
                 listener.end(count, self.look)?;
             }
+            Order::Hear(count, bytes) => {
+                messages::hear(self.first()?, 0..count, bytes, self.look, PATIENCE)?;
+            }
+            Order::Echo(count, bytes, peer, info) => {
+                let engine = self.first()?;
+                engine.load_remote(&peer, &info).map_err(|error| error.to_string())?;
+                for number in 0..count {
+                    messages::hear(engine, number..number + 1, bytes, self.look, PATIENCE)?;
+                    messages::send(engine, &peer, &messages::message(number, bytes), self.look, PATIENCE)?;
+                }
+            }
             Order::Answer(work) => {
                 self.answering =
                     Some(Answering::start(self.pools.as_ref().ok_or_else(none)?.of(0).0, &work)?);
@@ -160,6 +175,10 @@ impl Target<'_> {
             Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
         }
         Ok(Answer::Done)
+    }
+
+    fn first(&self) -> Outcome<&Engine> {
+        self.engines.first().ok_or_else(|| "no engine yet".to_owned())
     }
 
     fn open(&mut self, setups: &[Setup]) -> Outcome<Answer> {
