@@ -6,6 +6,7 @@ its number, and the answer must be the same message.
 
 import argparse
 import json
+import os
 import time
 
 import numpy as np
@@ -80,3 +81,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # everything is printed; taking UCX down may hang, and is not what is measured
