@@ -88,7 +88,10 @@ fn long_tests(long: bool) -> Outcome<()> {
     let mut tests = cargo();
     tests.args(["test", "--release", "--locked", "--no-fail-fast", "--quiet"]);
     tests.args(["-p", "baton-core", "-p", "baton-sim", "--", "--ignored"]);
-    run(&mut tests, minutes(60))
+    run(&mut tests, minutes(60))?;
+    let mut peers = cargo();
+    peers.args(["test", "--release", "--locked", "--quiet", "-p", "baton-driver", "--test", "many_peers"]);
+    run(peers.args(["--", "--ignored"]), minutes(20))
 }
 
 /// The tool that checks licences and sources is built once, outside git and outside of what `cargo clean` removes.

@@ -115,6 +115,7 @@ fn peer_stats(peer: &Peer) -> Value {
         }
         if let Some(two) = &channel.two_sided {
             value["session"]["two_sided"] = to_json(&two.exec.channel.stats());
+            value["session"]["two_sided"]["area_bytes"] = json!(two.exec.area_bytes());
         }
     }
     value

@@ -68,6 +68,11 @@ impl Executor {
         self.outside = Some(Outside::new(copiers, wake));
     }
 
+    /// Bytes of registered memory that are this channel's alone.
+    pub fn area_bytes(&self) -> usize {
+        self.post.area().len_bytes()
+    }
+
     /// Its endpoints, control first.
     pub fn endpoints(&self) -> Vec<EndpointId> {
         self.post.endpoints().collect()
