@@ -132,6 +132,24 @@ fn a_notification_that_asks_for_it_resolves_only_when_the_peer_has_taken_it() {
 }
 
 #[test]
+fn nobody_is_answered_at_once_for_a_few_notifications_but_for_a_transfer() {
+    let mut world = World::new(Config::default(), 12);
+    world.settle();
+    (0..5).for_each(|token| world.notify(0, token, b"note", Resolve::Taken));
+    while world.step() {}
+    assert_eq!(world.nodes[1].delivered.len(), 5);
+    assert!(world.nodes[0].notes.is_empty() && !world.nodes[1].channel.owes_answers());
+    world.settle();
+    assert_eq!(world.nodes[0].notes, (0..5).map(|token| (token, true)).collect::<Vec<_>>(), "once it idles");
+    write(&mut world, 9, 1000, 2000, None);
+    while world.step() {}
+    assert!(world.nodes[1].channel.owes_answers(), "the RECV that it took is missed");
+    world.settle();
+    assert!(world.nodes.iter().all(|node| !node.channel.owes_answers()));
+    world.audit();
+}
+
+#[test]
 fn a_failed_work_request_ends_the_epoch_once_and_the_next_one_finishes_everything_exactly_once() {
     for index in [0, 1, 2] {
         let mut world = World::new(Config::default(), 12);

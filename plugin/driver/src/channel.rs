@@ -149,10 +149,13 @@ impl Channel {
         }
     }
 
-    /// Announces what the peer may need before the engine sleeps; the two-sided path does it whenever nothing more arrives.
+    /// Announces what the peer may need before the engine sleeps; the two-sided path tells what it may wait for whenever nothing more arrives.
     pub fn flush_credit(&mut self) {
         if let Some(one) = &mut self.one_sided {
             one.session.flush_credit();
+        }
+        if let Some(two) = &mut self.two_sided {
+            two.exec.channel.flush();
         }
     }
 

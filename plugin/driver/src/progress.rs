@@ -215,12 +215,14 @@ impl Shared {
         }
     }
 
-    // Two-sided peers wait for acknowledgements, which go out together once nothing more arrives.
+    // Two-sided peers wait for acknowledgements, which go out together once nothing more arrives. Those of bare notifications,
+    // which nobody waits for, have time until the engine idles: each would cost as much as the notification itself.
     fn flush_answers(self: &Arc<Self>, answers_due: &mut Vec<Arc<Peer>>) {
         while let Some(peer) = answers_due.pop() {
             peer.answers_due.store(false, Ordering::Release);
             let mut state = peer.state.lock();
-            if let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
+            let two = state.conn.channel().and_then(|channel| channel.two_sided.as_mut());
+            if let Some(two) = two.filter(|two| two.exec.channel.owes_answers()) {
                 two.exec.channel.flush();
                 self.pump(&peer, &mut state);
             }

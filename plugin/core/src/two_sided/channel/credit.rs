@@ -2,7 +2,7 @@
 //!
 //! Words of a page: RECVs of control, REQUEST, then RECVs of lane 0, lane 1, ….
 
-use super::port::Cargo;
+use super::port::{Cargo, LanePort};
 use super::{Channel, Step};
 use crate::credit::{CreditWord, WordOutcome};
 use crate::ids::{LaneId, Nanos};
@@ -60,6 +60,17 @@ impl Channel {
             return Some(Step::RecvData { lane: nth, first });
         }
         None
+    }
+
+    /// Whether somebody may wait for what only [`Channel::flush`] tells: credit of lanes, released transfers. Nobody waits for the
+    /// acknowledgement of a few notifications, nor for the RECVs that they used; both are told in time before a sender runs out.
+    pub fn owes_answers(&self) -> bool {
+        let lacks = |lane: &LanePort| {
+            lane.recv.unannounced() > 0 || !lane.starved && lane.outstanding() < lane.target
+        };
+        self.durable.inbox.untold() > 0
+            || self.durable.outbox.untold_releases() > 0
+            || self.lanes.iter().any(lacks)
     }
 
     fn words(&self) -> usize {
