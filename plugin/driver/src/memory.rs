@@ -18,6 +18,24 @@ const _: () = assert!((CREDIT_SLOTS * CREDIT_SLOT_BYTES) as usize <= CREDIT_PAGE
 /// Longest wait for memory that nobody uses to be withdrawn again.
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(1);
 
+/// Whether all of a span of this process is mapped, in whatever way.
+pub(crate) fn is_mapped(addr: u64, len_bytes: u64) -> bool {
+    const PAGE: u64 = 4096;
+    const AT_ONCE: u64 = 1 << 30;
+    let mut resident = vec![0u8; (AT_ONCE.min(len_bytes + PAGE) / PAGE + 1) as usize];
+    let (mut at, end) = (addr / PAGE * PAGE, addr + len_bytes);
+    while at < end {
+        let step = (end - at).min(AT_ONCE);
+        let start = std::ptr::with_exposed_provenance_mut::<libc::c_void>(at as usize);
+        // SAFETY: it looks at page tables only, and writes one byte per page of the span into a buffer with room for them.
+        if unsafe { libc::mincore(start, step as usize, resident.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        at += step;
+    }
+    true
+}
+
 /// Anonymous zeroed pages, unmapped on drop.
 pub(crate) struct Pages {
     base: NonNull<u8>,

@@ -3,6 +3,7 @@
 use crate::engine::Driver;
 use crate::err;
 use crate::error::{Code, Error, Result};
+use crate::memory::is_mapped;
 use crate::peer::{Conn, Peer};
 use crate::region::{Mr, OnFabric};
 use crate::shared::{Shared, random_u64};
@@ -288,6 +289,15 @@ impl Shared {
                 "{:?} memory at {:#x} of {} bytes: the two-sided backend copies with the CPU, which reaches host memory only; \
                  use BATON_BACKEND=one-sided",
                 memory.kind,
+                memory.addr,
+                memory.len_bytes
+            ));
+        }
+        // A fabric's copies fail on memory that is not there; the CPU's would end the process.
+        if !is_mapped(memory.addr, memory.len_bytes) {
+            return Err(err!(
+                InvalidParam,
+                "memory at {:#x} of {} bytes is not mapped, or not all of it",
                 memory.addr,
                 memory.len_bytes
             ));

@@ -164,3 +164,26 @@ fn with_both_backends_many_small_blocks_are_packed_where_that_pays() {
     }
     verbs::assert_rules();
 }
+
+#[test]
+fn memory_that_is_not_mapped_is_refused_at_its_registration() {
+    let a = engine("a", &["tcp two-sided"]);
+    let mut memory = baton_fabric::Memory {
+        addr: 0x1000,
+        len_bytes: 8192,
+        kind: baton_fabric::MemoryKind::Dram,
+        device: 0,
+        remote_read: true,
+        remote_write: true,
+        ordered: false,
+    };
+    let refused = a.register(&memory).expect_err("refused");
+    assert!(refused.code == Code::InvalidParam && refused.text.contains("0x1000"), "{refused}");
+    // The end of what is mapped in the middle of it.
+    let bytes = vec![1u8; 3 * 4096];
+    (memory.addr, memory.len_bytes) = (bytes.as_ptr() as u64, 1 << 46);
+    assert_eq!(a.register(&memory).expect_err("refused").code, Code::InvalidParam);
+    memory.len_bytes = bytes.len() as u64;
+    let region = a.register(&memory).expect("all of it is mapped");
+    a.deregister(region).expect("deregister");
+}

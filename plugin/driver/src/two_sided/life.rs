@@ -159,7 +159,7 @@ impl PeerState {
     /// What an epoch begins with: what the one before left if both sides resume the same session, else anew. The second part
     /// came to its end instead.
     pub(crate) fn take_rest(&mut self, resumed: bool, limits: TwoLimits) -> (Durable, Vec<Outcome>) {
-        let fits = |rest: &Durable| resumed && rest.request_depth() == limits.request_depth;
+        let fits = |rest: &Durable| resumed && rest.check(&limits).is_ok();
         match self.rest.take_if(fits) {
             Some(durable) => (durable, Vec::new()),
             None => {

@@ -116,11 +116,6 @@ impl Durable {
         self.outbox.len() == 0 && self.notes_out.len() == 0
     }
 
-    /// Transfers that each side takes at once, for which it was made.
-    pub fn request_depth(&self) -> u32 {
-        self.limits.request_depth
-    }
-
     /// The host took that many messages of an earlier epoch, of that many bytes together.
     pub fn on_popped(&mut self, count: u64, bytes: u64) {
         self.notes_in.popped(count, bytes);
