@@ -343,7 +343,7 @@ impl Session {
         completion: &Completion,
         mem: &dyn SessionMemory,
     ) {
-        assert_eq!(self.endpoints.get(nth), Some(&completion.endpoint), "endpoint {nth} of the session");
+        assert!(self.endpoints[nth] == completion.endpoint, "endpoint {nth} of the session");
         let ring = nth.checked_sub(1).map_or(RingId::Control, |lane| RingId::Lane(LaneId(lane as u8)));
         if completion.status == WcStatus::Success {
             self.last_progress = now;

@@ -61,9 +61,14 @@ pub(crate) enum Path {
 }
 
 impl Channel {
-    /// Takes completions of one of its endpoints, most likely the `nth`, to the path that it belongs to.
-    pub fn on_completions(&mut self, now: Nanos, nth: usize, completions: &[Completion]) {
-        let Some(endpoint) = completions.first().map(|done| done.endpoint) else { return };
+    /// Takes completions of one endpoint, most likely its `nth`, to the path that it belongs to. `false`: it has no such endpoint.
+    pub fn on_completions(
+        &mut self,
+        now: Nanos,
+        nth: usize,
+        endpoint: EndpointId,
+        completions: &[Completion],
+    ) -> bool {
         let place = |among: &[EndpointId]| match among.get(nth) {
             Some(at) if *at == endpoint => Some(nth),
             _ => among.iter().position(|other| *other == endpoint),
@@ -73,9 +78,15 @@ impl Channel {
         {
             let OneSided { session, memory, .. } = one;
             completions.iter().for_each(|done| session.on_completion_of(now, nth, done, &**memory));
-        } else if let Some(two) = &mut self.two_sided {
+            return true;
+        }
+        if !self.endpoints.contains(&endpoint) {
+            return false;
+        }
+        if let Some(two) = &mut self.two_sided {
             two.exec.on_completions(now, completions);
         }
+        true
     }
 
     /// Takes a begun transfer over. Where both paths are there the one-sided one has it, which copies least, unless memory of the

@@ -240,10 +240,11 @@ impl PeerState {
         let Some(endpoint) = completions.first().map(|c| c.endpoint) else { return };
         if let Some(channel) = self.conn.channel()
             && channel.fabric_index == fabric_index
-            && (channel.endpoints.get(nth) == Some(&endpoint) || channel.endpoints.contains(&endpoint))
+            && channel.on_completions(now, nth, endpoint, completions)
         {
-            channel.on_completions(now, nth, completions);
-        } else if let Some(pending) = &mut self.pending
+            return;
+        }
+        if let Some(pending) = &mut self.pending
             && pending.fabric_index == fabric_index
             && pending.endpoints.contains(&endpoint)
         {
@@ -398,7 +399,7 @@ impl Shared {
         if let Some(one) = &mut channel.one_sided
             && !ending
         {
-            failed = self.drive_one_sided(now, peer, &*channel.fabric, one);
+            self.drive_one_sided(now, peer, &*channel.fabric, one, &mut failed);
         }
         if let Some(two) = &mut channel.two_sided {
             // Also while it is ending: copies of what arrived before still count.
@@ -412,9 +413,8 @@ impl Shared {
             let Some(event) = one.session.next_event() else { break };
             self.on_event(peer, state, event, &mut failed);
         }
-        while let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
-            let Some(event) = two.exec.channel.next_event() else { break };
-            self.on_two_sided_event(peer, state, event, &mut failed);
+        if state.conn.channel().is_some_and(|channel| channel.two_sided.is_some()) {
+            self.take_two_sided_events(peer, state, &mut failed);
         }
         state.acknowledge_revokes();
         if let Some(reason) = failed
@@ -424,14 +424,28 @@ impl Shared {
         }
     }
 
-    /// Executes what the session wants; why it has to end, if it has.
+    #[inline(never)]
+    fn take_two_sided_events(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        failed: &mut Option<EndReason>,
+    ) {
+        while let Some(two) = state.conn.channel().and_then(|channel| channel.two_sided.as_mut()) {
+            let Some(event) = two.exec.channel.next_event() else { break };
+            self.on_two_sided_event(peer, state, event, failed);
+        }
+    }
+
+    /// Executes what the session wants. `failed`: why it has to end, if it has.
     fn drive_one_sided(
         &self,
         now: Nanos,
         peer: &Peer,
         fabric: &dyn Fabric,
         one: &mut OneSided,
-    ) -> Option<EndReason> {
+        failed: &mut Option<EndReason>,
+    ) {
         while let Some(action) = one.session.next_action(now, &*one.memory) {
             match action {
                 Action::Post { endpoint, batch } => {
@@ -444,12 +458,12 @@ impl Shared {
                     let index = one.endpoints.iter().position(|other| *other == endpoint);
                     let index = index.expect("a session names its own endpoints");
                     if let Err(e) = post_recvs(fabric, endpoint, &one.memory, index, first, count) {
-                        return Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
+                        *failed = Some(EndReason::PeerGone(format!("RECVs could not be reposted: {e}")));
+                        return;
                     }
                 }
             }
         }
-        None
     }
 
     fn on_event(

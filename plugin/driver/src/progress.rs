@@ -152,7 +152,7 @@ impl Shared {
         let Poller { buffer, recent, answers_due } = poller;
         let mut rest = &buffer[..n];
         while let Some(first) = rest.first() {
-            let run = rest.iter().take_while(|c| c.endpoint == first.endpoint).count();
+            let run = rest.iter().position(|c| c.endpoint != first.endpoint).unwrap_or(rest.len());
             let (now_run, later) = rest.split_at(run);
             rest = later;
             let Some(Route { nth, peer, .. }) =

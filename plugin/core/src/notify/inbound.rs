@@ -61,6 +61,15 @@ impl Inbound {
         Ok(seq)
     }
 
+    /// Whether that is the lowest one and nothing was heard of it or of any behind it: then it counts as complete, as the record of its
+    /// only lane makes it.
+    #[must_use]
+    pub fn pass(&mut self, seq: XferSeq) -> bool {
+        let next = self.table.is_empty() && seq.0 == self.lowest;
+        self.lowest += u64::from(next);
+        next
+    }
+
     /// Notes an arrival; the body when the transfer is complete with it.
     pub fn arrive(
         &mut self,
@@ -71,14 +80,6 @@ impl Inbound {
     ) -> Result<Option<Body>, Violation> {
         let at = (seq.0 - self.lowest) as usize;
         assert!((at as u64) < self.limit, "unwrap() keeps numbers inside the table");
-        let arrival = match arrival {
-            // The common case: the next one, all in one piece, and nothing was heard of any behind it.
-            Arrival::Record(body) if at == 0 && lanes == 1 && self.table.is_empty() => {
-                self.lowest += 1;
-                return Ok(Some(body));
-            }
-            other => other,
-        };
         if at >= self.table.len() {
             self.table.resize_with(at + 1, Entry::default);
         }

@@ -193,7 +193,15 @@ impl Session {
                 (seq, Arrival::Record(Body::EMPTY))
             }
             ImmKind::Record => {
-                let taken = self.take_record(ring, lane, decoded, imm, carrier, mem)?;
+                let taken = match self.take_plain(ring, lane, decoded, carrier, mem)? {
+                    // The common case.
+                    Some((seq, message)) if decoded.lanes == 1 && self.inbound.pass(seq) => {
+                        self.deliver_message(message);
+                        return Ok(());
+                    }
+                    Some((seq, bytes)) => Some((seq, Body { flags: BodyFlags::MESSAGE, bytes })),
+                    None => self.take_record(ring, lane, decoded, imm, carrier, mem)?,
+                };
                 // The last fragment completes the body.
                 let Some((seq, body)) = taken else { return Ok(()) };
                 self.unpopped.partial_messages += 1;
@@ -219,12 +227,6 @@ impl Session {
         carrier: Carrier,
         mem: &dyn SessionMemory,
     ) -> Result<Option<(XferSeq, Body)>, Violation> {
-        if let Carrier::Immediate = carrier
-            && let Some((seq, bytes)) = self.copy_plain(ring, lane, word, mem)
-        {
-            self.free_record(ring, (RECORD_HEADER_BYTES + bytes.len()) as u32)?;
-            return Ok(Some((seq, Body { flags: BodyFlags::MESSAGE, bytes })));
-        }
         let (record, part) = self.copy_record(ring, carrier, mem)?;
         if record.scope == RecordScope::Part {
             if (word.lanes, word.seq_low) != (1, 0) {
@@ -239,20 +241,24 @@ impl Session {
         Ok(self.put_together(ring, record, part)?.map(|body| (seq, body)))
     }
 
-    /// Number and message, if the record at the reader's cursor is like nearly all. Nothing is consumed; what else it is, or what is
-    /// wrong with it, is for [`Session::copy_record`] to say, which copies it out again.
-    fn copy_plain(
-        &self,
+    /// Number and message, if the record at the reader's cursor is like nearly all; its bytes are free then. What else it is, or what
+    /// is wrong with it, is for [`Session::copy_record`] to say, which copies it out again.
+    fn take_plain(
+        &mut self,
         ring: RingId,
         lane: LaneId,
         word: Imm,
+        carrier: Carrier,
         mem: &dyn SessionMemory,
-    ) -> Option<(XferSeq, Vec<u8>)> {
-        let seq = self.inbound.unwrap(word.seq_low, lane).ok()?;
+    ) -> Result<Option<(XferSeq, Vec<u8>)>, Violation> {
+        let Carrier::Immediate = carrier else { return Ok(None) };
+        let Ok(seq) = self.inbound.unwrap(word.seq_low, lane) else { return Ok(None) };
         let mut copy = PlainRecord::default();
         // The longest record is a quarter of a ring, which has 512 bytes at least, and so much lies behind a cursor.
         mem.read_record(ring, self.port(ring).ring_in.next_offset(), copy.bytes());
-        copy.message(self.setup.epoch, seq, word.lanes).map(|message| (seq, message.to_vec()))
+        let Some(message) = copy.message(self.setup.epoch, seq, word.lanes) else { return Ok(None) };
+        self.free_record(ring, (RECORD_HEADER_BYTES + message.len()) as u32)?;
+        Ok(Some((seq, message.to_vec())))
     }
 
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {
@@ -360,11 +366,15 @@ impl Session {
             self.events.push_back(Event::Landed { id });
         }
         if let Some(message) = message {
-            self.unpopped.messages += 1;
-            self.unpopped.bytes += message.len() as u64;
-            self.counters.messages_received += 1;
-            self.events.push_back(Event::Delivered { message });
+            self.deliver_message(message);
         }
+    }
+
+    fn deliver_message(&mut self, message: Vec<u8>) {
+        self.unpopped.messages += 1;
+        self.unpopped.bytes += message.len() as u64;
+        self.counters.messages_received += 1;
+        self.events.push_back(Event::Delivered { message });
     }
 }
 
