@@ -163,6 +163,8 @@ fn what_makes_no_sense_is_refused_by_name_and_nothing_is_opened() {
         ("run --sizes 4096,9", "'--sizes <SIZES>': a multiple of 8"),
         ("peers", "nobody to measure: give --nixl, --mooncake or both"),
         ("peers --runs 0", "'--runs <RUNS>': 0 is not in 1..=100"),
+        ("run --json /none-such/file", "--json /none-such/file: it cannot be written"),
+        ("run --csv /", "--csv /: it cannot be written"),
         ("plot /nonexist.json", "/nonexist.json: No such file"),
     ] {
         // An engine that does not exist would be the error if one were opened.

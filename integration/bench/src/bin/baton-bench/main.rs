@@ -15,6 +15,7 @@ mod memory;
 mod messages;
 mod notify;
 mod options;
+mod output;
 mod peers;
 mod perftest;
 mod plan;

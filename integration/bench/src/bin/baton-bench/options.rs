@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum, value_parser};
 use crate::Outcome;
 use crate::engine::Settings;
 use crate::memory::WORD;
+use crate::output;
 use crate::remote::How;
 
 /// The largest block.
@@ -301,6 +302,7 @@ impl Options {
         if two.is_some_and(|(json, csv)| json == csv) {
             return Err("--json and --csv: they cannot be the same file".to_owned());
         }
-        Ok(())
+        output::check("--json", self.json.as_deref())?;
+        output::check("--csv", self.csv.as_deref())
     }
 }

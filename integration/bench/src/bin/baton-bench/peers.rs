@@ -13,6 +13,7 @@ use indicatif::ProgressBar;
 
 use crate::Outcome;
 use crate::options::{OpWord, size};
+use crate::output;
 use crate::perftest::output_within;
 
 /// One run of one peer takes seconds; a hung one is ended.
@@ -183,6 +184,7 @@ impl Options {
 
 /// Runs everybody in turn and prints the table.
 pub fn run(options: &Options) -> Outcome<()> {
+    output::check("--json", options.json.as_deref())?;
     let contestants: Vec<&Contestant> = CONTESTANTS.iter().filter(|one| options.wanted(one)).collect();
     if contestants.is_empty() {
         let how = "give --nixl, --mooncake or both; `cargo xtask bench peers` sets them up and does";
@@ -214,8 +216,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     print!("{}", side_by_side(&measured, &records, RIVALRIES));
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&records).map_err(|error| error.to_string())?;
-        std::fs::write(path, text + "\n")
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        output::write(path, &(text + "\n"))?;
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! The active side: starts the target, lets the arms of every case take turns, reports.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use baton_bench::{Columns, Round, Rounds, Row, Summary, ratios, rows_to_csv, table_of};
@@ -17,7 +16,7 @@ use crate::plan::{Arm, Case, Loops, Plan, available_memory};
 use crate::remote::Remote;
 use crate::rivals::{Bout, Field, Kind, RIVALS};
 use crate::target::{Answer, Order, SIDE};
-use crate::{Outcome, cpu};
+use crate::{Outcome, cpu, output};
 
 /// Seeds of both sides' memory.
 const OWN: u64 = 1;
@@ -421,10 +420,10 @@ fn report(options: &Options, run: &Run<'_>, measured: &[Measured]) -> Outcome<()
     let json = || serde_json::to_string_pretty(&rows).map(|text| text + "\n").map_err(|e| e.to_string());
     let mut said = false;
     if let Some(path) = &options.json {
-        said |= write(path, &json()?)?;
+        said |= output::write(path, &json()?)?;
     }
     if let Some(path) = &options.csv {
-        said |= write(path, &rows_to_csv(&rows)?)?;
+        said |= output::write(path, &rows_to_csv(&rows)?)?;
     }
     if said {
         return Ok(());
@@ -448,16 +447,6 @@ fn report(options: &Options, run: &Run<'_>, measured: &[Measured]) -> Outcome<()
         println!("\n{}", compared.trim_end());
     }
     Ok(())
-}
-
-/// Writes a file; whether it was standard output.
-fn write(path: &Path, text: &str) -> Outcome<bool> {
-    if path == Path::new("-") {
-        print!("{text}");
-        return Ok(true);
-    }
-    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    Ok(false)
 }
 
 fn heading(options: &Options, run: &Run<'_>, rows: &[Row]) -> String {

@@ -148,6 +148,7 @@ fn sample_of(command: &mut Command) -> Outcome<Sample> {
 
 /// Runs everybody in turn, so that a change of the machine's mood hits all, and prints the tables.
 pub fn run(options: &Options) -> Outcome<()> {
+    crate::output::check("--json", options.json.as_deref())?;
     let mut peers = vec![(PERFTEST, false), (BATON, false)];
     if options.mooncake.is_some() {
         peers.push((MOONCAKE, true));
@@ -183,7 +184,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&records).map_err(|error| error.to_string())?;
-        std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))?;
+        crate::output::write(path, &(text + "\n"))?;
     }
     Ok(())
 }
