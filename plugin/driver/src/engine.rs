@@ -219,12 +219,26 @@ impl Driver {
         if *name == *self.shared.own_name {
             return Ok(true);
         }
-        let peer = self.shared.peer_named(name)?;
-        let mut state = peer.state.lock();
+        loop {
+            let peer = self.shared.peer_named(name)?;
+            let mut state = peer.state.lock();
+            // Nobody looks after one that was forgotten in between.
+            if !state.forgotten {
+                return self.connect_to(&peer, &mut state, timeout_ms);
+            }
+        }
+    }
+
+    fn connect_to(
+        &self,
+        peer: &Arc<Peer>,
+        state: &mut MutexGuard<'_, PeerState>,
+        timeout_ms: u32,
+    ) -> Result<bool> {
         state.last_error = None;
         // Also when back-off makes the attempt begin later, somebody waits for it.
         state.callers += 1;
-        let connected = self.wait_connected(&peer, &mut state, timeout_ms);
+        let connected = self.wait_connected(peer, state, timeout_ms);
         state.callers -= 1;
         connected
     }
@@ -273,16 +287,21 @@ impl Driver {
             self.shared.deliver(Notification::own(self.shared.own_name(), message.to_vec()));
             return Ok(());
         }
-        let peer = self.shared.peer_named(name)?;
-        let (now, deadline) = (self.shared.clock.now(), self.shared.notify_deadline());
-        let mut state = peer.state.lock();
-        state.notify(now, message, deadline)?;
-        self.shared.pump(&peer, &mut state);
-        if state.outgoing().is_none() {
-            self.shared.connect_if_wanted(&peer, &mut state);
-            self.shared.wake_service();
+        loop {
+            let peer = self.shared.peer_named(name)?;
+            let mut state = peer.state.lock();
+            // What waits at one that was forgotten in between would be lost.
+            if state.forgotten {
+                continue;
+            }
+            state.notify(self.shared.clock.now(), message, self.shared.notify_deadline())?;
+            self.shared.pump(&peer, &mut state);
+            if state.outgoing().is_none() {
+                self.shared.connect_if_wanted(&peer, &mut state);
+                self.shared.wake_service();
+            }
+            return Ok(());
         }
-        Ok(())
     }
 
     /// Moves work on and takes notifications from the front as long as `accept` says yes.

@@ -394,6 +394,9 @@ impl Shared {
     }
 
     fn post_to(self: &Arc<Self>, peer: &Arc<Peer>, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
+        let now = self.clock.now();
+        let mut state = peer.state.lock();
+        // Under the lock: who unbinds a peer says so first and then fails what waits, and nobody looks after one that is forgotten.
         if !peer.bound.load(Ordering::Acquire) {
             return Err(err!(
                 NotFound,
@@ -402,8 +405,6 @@ impl Shared {
                 peer.instance
             ));
         }
-        let now = self.clock.now();
-        let mut state = peer.state.lock();
         let by_the_way = state.outgoing().is_some_and(|channel| channel.refuses(xfer));
         if by_the_way {
             // The fabric that was there may be back: the session begins anew, with whatever reaches the peer now.
