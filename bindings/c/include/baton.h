@@ -134,7 +134,9 @@ typedef struct {
   uint64_t addr;
   // Length; 0 is legal and moves nothing.
   uint64_t len_bytes;
-  // On the local side a handle from `register`, on the remote side one from `import_region`.
+  // On the local side a handle from `register`, on the remote side one from `import_region`. 0 on the local
+  // side: memory that is not
+  // registered, which sessions with the two-sided backend take.
   uint64_t region;
   // Must be zero.
   uint64_t reserved;

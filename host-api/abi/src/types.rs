@@ -88,7 +88,8 @@ pub struct BatonDesc {
     pub addr: u64,
     /// Length; 0 is legal and moves nothing.
     pub len_bytes: u64,
-    /// On the local side a handle from `register`, on the remote side one from `import_region`.
+    /// On the local side a handle from `register`, on the remote side one from `import_region`. 0 on the local side: memory that is not
+    /// registered, which sessions with the two-sided backend take.
     pub region: u64,
     /// Must be zero.
     pub reserved: u64,

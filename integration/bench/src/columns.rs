@@ -91,9 +91,10 @@ pub fn table_of(rows: &[Row], columns: Columns) -> String {
 pub fn ratios(rows: &[Row], ratio: impl Fn(&Row, &Row) -> [Option<f64>; 2]) -> String {
     let case = |row: &Row| (row.op.clone(), row.size_bytes, row.batch);
     let alike = |a: &Row, b: &Row| {
-        (case(a), &a.prepare, &a.transfer, a.session, a.lanes)
-            == (case(b), &b.prepare, &b.transfer, b.session, b.lanes)
+        (case(a), &a.backend, &a.prepare, &a.transfer, a.session, a.lanes)
+            == (case(b), &b.backend, &b.prepare, &b.transfer, b.session, b.lanes)
     };
+    let backends = rows.iter().any(|row| row.backend != rows[0].backend);
     let head = [
         "op",
         "size (B)",
@@ -123,7 +124,8 @@ pub fn ratios(rows: &[Row], ratio: impl Fn(&Row, &Row) -> [Option<f64>; 2]) -> S
         };
         let ([send_ratio, send_p50], [off_ratio, off_p50]) = (over(send), over(off));
         let all = [off, send, Some(imm)];
-        let mut line = vec![imm.op.clone(), imm.size_bytes.to_string()];
+        let op = if backends { format!("{} {}", imm.op, imm.backend) } else { imm.op.clone() };
+        let mut line = vec![op, imm.size_bytes.to_string()];
         line.extend(all.map(|row| cell(row, |row| row.gb_per_s)));
         line.extend(all.map(|row| cell(row, |row| row.lat_p50_us)));
         line.extend([send_ratio, off_ratio, send_p50, off_p50]);

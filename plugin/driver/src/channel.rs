@@ -96,7 +96,7 @@ impl Channel {
             return Err(err!(
                 RemoteDisconnect,
                 "the session is over fabric {}, which takes nothing but notifications (BATON_OOB_FALLBACK), because no other reaches \
-                 the peer; the log says why",
+                 the peer",
                 self.fabric.name()
             ));
         }

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long a fenced epoch may take to become quiet (times the timeout scale).
 pub(crate) const DRAIN_MS: u64 = 1000;
+/// Transfers of the two-sided path wait so long for their session to be resumed: what a stopped peer costs until then and this together
+/// are within the seven seconds after which its transfers have failed (times the timeout scale).
+const RESUME_MS: u64 = 1500;
 /// Between two looks at a draining epoch when its fabric makes no event of it.
 const DRAIN_LOOK_NS: i64 = 1_000_000;
 
@@ -150,7 +153,7 @@ impl Shared {
         state.machine.ended(channel.epoch);
         state.epochs_ended += 1;
         if state.rest.has_transfers() && state.waiting.is_empty() {
-            state.waiting_until = self.connect_deadline();
+            state.waiting_until = self.clock.now().plus_ms(self.scaled(RESUME_MS).as_millis() as u64);
         }
         state.rest_until = self.notify_deadline();
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);

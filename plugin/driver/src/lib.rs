@@ -17,6 +17,7 @@ mod engine;
 mod epoch;
 mod error;
 mod halt;
+mod host_copy;
 mod inbox;
 mod landed;
 mod lane_map;

@@ -8,7 +8,6 @@ use baton_core::plan::Pair;
 use baton_fabric::Op;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::sync::Arc;
 
 /// Bytes copied per turn, by the worker or by a thread that asks for a status.
@@ -120,8 +119,6 @@ impl SelfCopies {
     }
 }
 
-/// Copies by the kernel, which answers with an error where a plain copy would crash on memory that the host has unmapped or
-/// protected. Spans that overlap are copied as if by way of a third place.
 fn copy(xfer: &Xfer, piece: &Pair, from: u64, len: u64) -> std::io::Result<()> {
     let (local, remote) = (piece.local_addr + from, piece.remote_addr + from);
     let (source, target) = match xfer.op {
@@ -129,37 +126,7 @@ fn copy(xfer: &Xfer, piece: &Pair, from: u64, len: u64) -> std::io::Result<()> {
         Op::Read => (remote, local),
     };
     debug_assert!(matches!(xfer.remotes[piece.remote as usize], RemoteSide::Own(_)));
-    if source.abs_diff(target) < len {
-        return plain_copy(source, target, len);
-    }
-    let mut done = 0;
-    while done < len {
-        let span = |base: u64| libc::iovec {
-            iov_base: (base + done) as *mut c_void,
-            iov_len: (len - done) as usize,
-        };
-        let (to, of) = (span(target), span(source));
-        // SAFETY: plain integers for the kernel, which checks both spans. Both lie inside pinned registrations, as checked when
-        // the request was built.
-        let n = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &of, 1, 0) };
-        match n {
-            1.. => done += n as u64,
-            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            _ => match std::io::Error::last_os_error() {
-                // The call is forbidden here.
-                e if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
-                    return plain_copy(source + done, target + done, len - done);
-                }
-                e => return Err(e),
-            },
-        }
-    }
-    Ok(())
-}
-
-fn plain_copy(source: u64, target: u64, len: u64) -> std::io::Result<()> {
     // SAFETY: both spans lie inside pinned registrations, as checked when the request was built, and the host promised that
-    // registered memory is valid. `copy` allows overlap.
-    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, len as usize) };
-    Ok(())
+    // registered memory is valid.
+    unsafe { crate::host_copy::copy(source, target, len) }
 }

@@ -4,13 +4,13 @@ use crate::err;
 use crate::error::{Code, Error, Result};
 use crate::peer::Peer;
 use crate::region::Mr;
-use baton_core::RegionId;
 use baton_core::notify::Tell;
 use baton_core::plan::{Pair, Plan};
 use baton_core::prepared::{KeyTable, Prepared};
 use baton_core::registry::RemoteRegion;
 use baton_core::two_sided::chunks::Piece;
 use baton_core::wire::Access;
+use baton_core::{Instance, RegionId};
 use baton_fabric::{Memory, MemoryKind, Op};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -50,6 +50,8 @@ pub(crate) enum Target {
 /// A transfer, built once and posted any number of times. It owns all it needs, so it outlives
 /// its peer's name, its remote regions' handles and its session.
 pub struct Xfer {
+    /// Of the engine that made it.
+    pub(crate) owner: Instance,
     pub(crate) op: Op,
     pub(crate) target: Target,
     pub(crate) plan: Plan,
@@ -95,6 +97,7 @@ pub(crate) enum RemoteSide {
 
 impl Xfer {
     pub(crate) fn new(
+        owner: Instance,
         op: Op,
         target: Target,
         plan: Plan,
@@ -102,6 +105,7 @@ impl Xfer {
         remotes: Vec<RemoteSide>,
     ) -> Xfer {
         Xfer {
+            owner,
             op,
             target,
             plan,

@@ -210,6 +210,7 @@ impl Driver {
     pub fn post_telling(&self, xfer: &Arc<Xfer>, tell: Tell<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.usable()?;
+        self.check_own(xfer)?;
         xfer.begin()?;
         let posted = match &xfer.target {
             Target::Own => shared.admit_own(tell).map(|()| {
@@ -236,8 +237,22 @@ impl Driver {
         xfer.status()
     }
 
+    /// A request means something to the engine that made it alone.
+    fn check_own(&self, xfer: &Xfer) -> Result<()> {
+        if xfer.owner == self.shared.instance {
+            return Ok(());
+        }
+        Err(err!(
+            InvalidParam,
+            "the request was made by another engine (instance {}), not by {:?}",
+            xfer.owner,
+            self.shared.own_name
+        ))
+    }
+
     /// Stops a transfer as soon as possible; its state tells when that has happened.
     pub fn cancel(&self, xfer: &Arc<Xfer>) -> Result<()> {
+        self.check_own(xfer)?;
         if !xfer.is_active() {
             return Ok(());
         }
@@ -250,6 +265,7 @@ impl Driver {
 
     /// Whether the transfer may be freed; if not it is cancelled and the answer is BUSY.
     pub fn release(&self, xfer: &Arc<Xfer>) -> Result<()> {
+        self.check_own(xfer)?;
         if matches!(self.status(xfer), Status::InProgress) {
             self.cancel(xfer)?;
             self.shared.poll();
@@ -578,7 +594,7 @@ impl Shared {
         if matches!(target, Target::Own) {
             self.refuse_vram(&locals, &remotes)?;
         }
-        let mut xfer = Xfer::new(op, target, plan, locals, remotes);
+        let mut xfer = Xfer::new(self.instance, op, target, plan, locals, remotes);
         xfer.unregistered = unregistered;
         let xfer = Arc::new(xfer);
         if let Target::Peer(peer) = &xfer.target {

@@ -187,3 +187,119 @@ fn memory_that_is_not_mapped_is_refused_at_its_registration() {
     let region = a.register(&memory).expect("all of it is mapped");
     a.deregister(region).expect("deregister");
 }
+
+#[test]
+fn memory_that_the_host_took_away_fails_the_transfer_and_not_the_process() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    for fabric in ["tcp two-sided", "local two-sided", "verbs two-sided"] {
+        for op in [Op::Write, Op::Read] {
+            for gone_here in [true, false] {
+                // The model device reads what is registered without asking; only what it brings is copied.
+                if fabric.starts_with("verbs") && (op == Op::Write) == gone_here {
+                    continue;
+                }
+                let (a, b) = pair(&[fabric]);
+                // SAFETY: fresh pages that only this test knows.
+                let pages = unsafe {
+                    mmap_anonymous(
+                        std::ptr::null_mut(),
+                        LEN,
+                        ProtFlags::READ | ProtFlags::WRITE,
+                        MapFlags::PRIVATE,
+                    )
+                }
+                .expect("mmap");
+                let owner = if gone_here { &a } else { &b };
+                let memory = baton_fabric::Memory {
+                    addr: pages as u64,
+                    len_bytes: LEN as u64,
+                    kind: baton_fabric::MemoryKind::Dram,
+                    device: 0,
+                    remote_read: true,
+                    remote_write: true,
+                    ordered: false,
+                };
+                let gone = owner.register(&memory).expect("register");
+                let good = Buffer::new(if gone_here { &b } else { &a }, LEN, 3);
+                let desc =
+                    |addr, region| baton_driver::Desc { addr, len_bytes: LEN as u64, region, reserved: 0 };
+                let (local, remote) = if gone_here {
+                    (desc(pages as u64, gone), desc(good.addr(), import(&a, "b", &b, &good)))
+                } else {
+                    let imported = a.import("b", &b.export(gone).expect("export")).expect("import");
+                    (desc(good.addr(), good.region), desc(pages as u64, imported))
+                };
+                let xfer = a.create_xfer(op, "b", &[local], &[remote]).expect("create");
+                a.connect("b", 10_000).expect("connect");
+                // What takes its place must not be the allocator's.
+                // SAFETY: the pages are ours; that they are still registered is what is tested.
+                unsafe { munmap(pages, LEN) }.expect("munmap");
+                // SAFETY: where the pages were; nobody may read or write there.
+                unsafe {
+                    mmap_anonymous(
+                        pages,
+                        LEN,
+                        ProtFlags::empty(),
+                        MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE,
+                    )
+                }
+                .expect("mmap");
+                a.post(&xfer, Some(b"never")).expect("post");
+                let status = wait(&a, &xfer);
+                assert!(
+                    matches!(status, Status::Failed(_)),
+                    "{fabric} {op:?} gone here: {gone_here}: {status:?}"
+                );
+                assert!(b.take_notifications(|_| true).expect("take").is_empty());
+                good.assert_guards();
+                // Both engines go on.
+                let (here, there) = (Buffer::new(&a, 8192, 1), Buffer::new(&b, 8192, 2));
+                let again = scattered(&a, Op::Write, "b", &here, &there, import(&a, "b", &b, &there), 4096);
+                let deadline = std::time::Instant::now() + WATCHDOG;
+                while a.post(&again, None).is_err() || !matches!(wait(&a, &again), Status::Done) {
+                    assert!(std::time::Instant::now() < deadline, "{}", a.stats());
+                }
+                assert_eq!(there.read(), reversed(&here.read(), 4096));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_of_another_engine_is_refused_by_name() {
+    let (a, b) = pair(&["tcp two-sided"]);
+    let (here, there) = (Buffer::new(&a, 4096, 1), Buffer::new(&b, 4096, 2));
+    let xfer = scattered(&a, Op::Write, "b", &here, &there, import(&a, "b", &b, &there), 4096);
+    for refused in [b.post(&xfer, None), b.cancel(&xfer), b.release(&xfer)] {
+        let refused = refused.expect_err("refused");
+        assert!(refused.code == Code::InvalidParam && refused.text.contains("another engine"), "{refused}");
+    }
+    a.post(&xfer, None).expect("its own");
+    done(&a, &xfer);
+    assert_eq!(there.read(), here.read());
+}
+
+#[test]
+fn a_wrong_address_of_memory_that_is_not_registered_fails_the_transfer() {
+    for fabric in ["tcp two-sided", "tcp auto"] {
+        for op in [Op::Write, Op::Read] {
+            let (a, b) = pair(&[fabric]);
+            let there = Buffer::new(&b, 8192, 2);
+            let remote = import(&a, "b", &b, &there);
+            let wrong = baton_driver::Desc { addr: 0x10000, len_bytes: 8192, region: 0, reserved: 0 };
+            let xfer = a.create_xfer(op, "b", &[wrong], &[there.desc(0, 8192, remote)]).expect("create");
+            a.post(&xfer, Some(b"never")).expect("post");
+            let Status::Failed(why) = wait(&a, &xfer) else { panic!("there is no memory") };
+            assert!(why.code == Code::Local && why.text.contains("not mapped"), "{why}");
+            there.assert_guards();
+            let here = Buffer::unregistered(8192, 7);
+            let good = scattered(&a, Op::Write, "b", &here, &there, remote, 4096);
+            let deadline = std::time::Instant::now() + WATCHDOG;
+            while a.post(&good, Some(b"good")).is_err() || !matches!(wait(&a, &good), Status::Done) {
+                assert!(std::time::Instant::now() < deadline, "{}", a.stats());
+            }
+            assert_eq!(there.read(), reversed(&here.read(), 4096));
+            while notification(&b).message != b"good" {}
+        }
+    }
+}

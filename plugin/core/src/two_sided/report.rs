@@ -54,7 +54,7 @@ pub enum XferFailure {
         chunk: u32,
     },
     /// The copy into own memory failed.
-    #[error("copying into own memory failed with {status:?} at chunk {chunk}")]
+    #[error("copying from or into own memory failed with {status:?}{}: it is not mapped, or not as it is used", at(*chunk))]
     CopyFailed {
         /// Why.
         status: Status,

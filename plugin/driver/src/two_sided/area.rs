@@ -84,24 +84,26 @@ impl Area {
         unsafe { std::ptr::copy_nonoverlapping(self.at(at, out.len()), out.as_mut_ptr(), out.len()) }
     }
 
-    /// Copies from memory elsewhere.
+    /// Copies from the host's memory; `false`: it cannot be read.
     ///
     /// # Safety
-    /// `from` is readable for `len` bytes.
-    pub unsafe fn write_from(&self, at: usize, from: u64, len: usize) {
-        let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+    /// `from` is memory of the host for `len` bytes, as far as the host kept its word.
+    #[must_use]
+    pub unsafe fn write_from(&self, at: usize, from: u64, len: usize) -> bool {
+        let to = self.at(at, len).expose_provenance() as u64;
         // SAFETY: the source by contract, the target as in `write`; an area overlaps no memory of the host.
-        unsafe { std::ptr::copy_nonoverlapping(from, self.at(at, len), len) }
+        unsafe { crate::host_copy::copy(from, to, len as u64) }.is_ok()
     }
 
-    /// Copies to memory elsewhere.
+    /// Copies to the host's memory; `false`: it cannot be written.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes.
-    pub unsafe fn read_to(&self, at: usize, to: u64, len: usize) {
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    /// `to` is memory of the host for `len` bytes, as far as the host kept its word, and nothing else uses it.
+    #[must_use]
+    pub unsafe fn read_to(&self, at: usize, to: u64, len: usize) -> bool {
+        let from = self.at(at, len).expose_provenance() as u64;
         // SAFETY: the target by contract, the source as in `read`; an area overlaps no memory of the host.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(at, len), to, len) }
+        unsafe { crate::host_copy::copy(from, to, len as u64) }.is_ok()
     }
 
     /// The bytes, while nobody writes to them.

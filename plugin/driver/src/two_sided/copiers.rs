@@ -46,9 +46,9 @@ impl Copy {
     pub fn run(self) -> Copied {
         // SAFETY: own memory is valid until the transfer was reported, which waits for its copies; a region is held. The slot is not
         // posted again before the copy was reported.
-        unsafe { self.area.read_to(self.at, self.to, self.len as usize) };
+        let well = unsafe { self.area.read_to(self.at, self.to, self.len as usize) };
         drop(self.held);
-        (self.ticket, self.len, Ok(()))
+        (self.ticket, self.len, if well { Ok(()) } else { Err(Status::CopyFailed) })
     }
 }
 

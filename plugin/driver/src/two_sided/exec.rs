@@ -132,6 +132,9 @@ impl Executor {
             let Some(failed) = failed else { return any };
             any = true;
             if let Some(endpoint) = failed {
+                if self.post.take_source_failed() {
+                    self.channel.on_source_failed(endpoint);
+                }
                 self.channel.on_post_failed(endpoint);
             }
         }

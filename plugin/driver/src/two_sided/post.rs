@@ -35,6 +35,8 @@ pub(super) struct Post {
     recvs: Vec<RecvSlot>,
     gather: Vec<Sge>,
     prefix: Vec<u8>,
+    /// The host's memory of the message handed out last could not be read.
+    source_failed: bool,
 }
 
 /// What an endpoint sends beside a list of pieces.
@@ -64,7 +66,19 @@ impl Post {
         let peer_credit = (setup.peer_credit_addr, setup.peer_credit_key);
         let inline_bytes = fabric.caps().inline_bytes as usize;
         let (recvs, gather, prefix) = (Vec::new(), Vec::new(), Vec::new());
-        Post { fabric, slabs, area, regions, ends, peer_credit, inline_bytes, recvs, gather, prefix }
+        Post {
+            fabric,
+            slabs,
+            area,
+            regions,
+            ends,
+            peer_credit,
+            inline_bytes,
+            recvs,
+            gather,
+            prefix,
+            source_failed: false,
+        }
     }
 
     pub fn area(&self) -> &ChannelArea {
@@ -153,6 +167,11 @@ impl Post {
         }
     }
 
+    /// Whether the post that failed last did so for the host's memory; asked once.
+    pub fn take_source_failed(&mut self) -> bool {
+        std::mem::take(&mut self.source_failed)
+    }
+
     fn data_copied(
         &mut self,
         send: &DataSend<'_>,
@@ -169,7 +188,12 @@ impl Post {
             let (from, len) = (address(span, pins), span.len as usize);
             assert!(len <= end - to, "a message fits into its slot");
             // SAFETY: own memory is valid until the transfer was reported (the host's contract), a region is held.
-            unsafe { area.write_from(to, from, len) };
+            if !unsafe { area.write_from(to, from, len) } {
+                self.source_failed = true;
+                return Err(FabricError::Invalid(format!(
+                    "{len} bytes at {from:#x} to be sent cannot be read"
+                )));
+            }
             if send.data_crc {
                 append_data_crc(&mut self.prefix, area.bytes(to, len));
             }

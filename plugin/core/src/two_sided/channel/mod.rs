@@ -416,7 +416,12 @@ impl Channel {
 
     fn on_message_done(&mut self, now: Nanos, flow: Flow, status: WcStatus) {
         match flow {
-            Flow::Serve(transfer) => self.durable.inbox.served(transfer),
+            Flow::Serve(transfer) => {
+                if status == WcStatus::LocalAccess {
+                    self.durable.inbox.stop_serving(transfer, Status::CopyFailed, u32::MAX);
+                }
+                self.durable.inbox.served(transfer);
+            }
             Flow::Own(at) => {
                 let out = self.durable.outbox.get_mut(at);
                 out.in_flight -= 1;
@@ -453,6 +458,27 @@ impl Channel {
                 self.after_arrival();
             }
             Direction::Read => self.on_read_placed(now, ticket, outcome),
+        }
+    }
+
+    /// The source of the message just handed out cannot be read: all that it belongs to fails. [`Channel::on_post_failed`] follows, since
+    /// the message was promised to its lane.
+    pub fn on_source_failed(&mut self, endpoint: baton_fabric::EndpointId) {
+        let lane = self.lanes.iter().find(|lane| lane.endpoint == endpoint);
+        let flows: Vec<Flow> = match lane.and_then(|lane| lane.flights.back()) {
+            Some(Cargo::Data { flows, .. }) => flows.as_slice().to_vec(),
+            _ => return,
+        };
+        for flow in flows {
+            match flow {
+                Flow::Serve(transfer) => {
+                    self.durable.inbox.stop_serving(transfer, Status::CopyFailed, u32::MAX);
+                }
+                Flow::Own(at) => {
+                    let failure = XferFailure::CopyFailed { status: Status::CopyFailed, chunk: u32::MAX };
+                    self.fail(at, failure, true);
+                }
+            }
         }
     }
 
