@@ -177,7 +177,12 @@ impl Shared {
             None => (None, state.abandon_rest(&TwoEnd::Closed("the new session is one-sided".into()))),
         };
         let two = two_sided.zip(setups.two_sided).zip(durable);
-        let mut two = two.map(|((set, setup), durable)| set.open(setup, durable, self, &mut state.rest));
+        let mut two = two.map(|((set, setup), durable)| {
+            let rails = theirs.two_sided.as_ref().map(|theirs| set.lane_rails(theirs, setup.lanes.len()));
+            let mut two = set.open(setup, durable, self, &mut state.rest);
+            two.rails = rails.unwrap_or_default();
+            two
+        });
         let one = one_sided.zip(setups.one_sided).map(|(set, setup)| {
             let rails = match (&theirs.one_sided, &agreed.one_sided) {
                 (Some(theirs), Some(agreed)) => set.lane_rails(theirs, agreed),

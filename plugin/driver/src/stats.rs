@@ -115,6 +115,9 @@ fn peer_stats(peer: &Peer) -> Value {
         }
         if let Some(two) = &channel.two_sided {
             value["session"]["two_sided"] = to_json(&two.exec.channel.stats());
+            if channel.one_sided.is_none() {
+                value["session"]["rails"] = json!(two.rails);
+            }
             value["session"]["two_sided"]["area_bytes"] = json!(two.exec.area_bytes());
         }
     }

@@ -176,6 +176,12 @@ impl TwoSidedSet {
         Ok(setup)
     }
 
+    /// On which rails each lane in use runs, here and at the peer.
+    pub fn lane_rails(&self, theirs: &TwoSidedOffer, lanes: usize) -> Vec<[u8; 2]> {
+        let pairs = self.endpoints[1..].iter().zip(&theirs.lanes).take(lanes);
+        pairs.map(|(own, peer)| [self.fabric.rail(*own), peer.endpoint.rail]).collect()
+    }
+
     /// The path of the epoch.
     pub fn open(self, setup: TwoSetup, durable: Durable, shared: &Shared, rest: &mut Rest) -> TwoSided {
         let served = Arc::clone(&shared.served);

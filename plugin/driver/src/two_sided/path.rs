@@ -23,6 +23,8 @@ pub(crate) struct TwoSided {
     pub exec: Executor,
     /// As which the engine's pool knows it.
     pub borrower: PeerKey,
+    /// Rails of each lane, here and at the peer; for the statistics.
+    pub rails: Vec<[u8; 2]>,
     /// Slots of lanes that the peer does not have; they come back with the endpoints.
     unused: Vec<SlotId>,
     /// Notifications handed over so far.
@@ -32,7 +34,7 @@ pub(crate) struct TwoSided {
 impl TwoSided {
     /// A path that begins. What was cancelled between two epochs is cancelled now.
     pub fn new(exec: Executor, borrower: PeerKey, unused: Vec<SlotId>, rest: &mut Rest) -> TwoSided {
-        let mut path = TwoSided { exec, borrower, unused, notes: 0 };
+        let mut path = TwoSided { exec, borrower, rails: Vec::new(), unused, notes: 0 };
         for token in std::mem::take(&mut rest.cancelled) {
             path.cancel(token);
         }
