@@ -209,7 +209,8 @@ impl Shared {
         if one.is_none()
             && let Some(two) = &mut two
         {
-            two.take_over(&mut state.carry);
+            let lost = two.take_over(&mut state.carry);
+            self.counters.notifications_lost.fetch_add(lost, Ordering::Relaxed);
         }
         (one, two, outcomes)
     }

@@ -63,6 +63,9 @@ impl Shared {
     /// answer loses its session: its next operation on the region would fail anyway.
     pub(crate) fn revoke_at_peers(self: &Arc<Self>, region: RegionId, deadline: Instant) {
         let id = self.revokes.next_id.fetch_add(1, Ordering::Relaxed);
+        // A peer may post as soon as it has ACCEPT, which goes out under its lock here; its lifeline is among ours when that is free.
+        let peers: Vec<_> = self.peers.read().values().cloned().collect();
+        peers.iter().for_each(|peer| drop(peer.state.lock()));
         let lifelines: Vec<LifelineHandle> = self.lifelines.lock().values().cloned().collect();
         self.revokes.waiting.lock().extend(lifelines.iter().map(|lifeline| (lifeline.id, id)));
         for lifeline in &lifelines {

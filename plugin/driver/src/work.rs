@@ -147,8 +147,9 @@ impl Driver {
         if !shared.is_stopping() {
             shared.revoke_at_peers(mr.region.id(), deadline);
         }
-        shared.stop_serving(mr, deadline);
-        shared.take_from_fabrics(mr, deadline.max(Instant::now() + Duration::from_millis(100)))
+        let served = shared.stop_serving(mr, deadline);
+        let taken = shared.take_from_fabrics(mr, deadline.max(Instant::now() + Duration::from_millis(100)));
+        served.and(taken)
     }
 
     /// The bytes with which a peer imports a region.
@@ -309,7 +310,7 @@ impl Shared {
                 memory.len_bytes
             ));
         }
-        // A fabric's copies fail on memory that is not there; the CPU's would end the process.
+        // It is not exposed, so a fabric need not have it: whoever gives a wrong address hears of it here all the same.
         if !is_mapped(memory.addr, memory.len_bytes) {
             return Err(err!(
                 InvalidParam,
@@ -330,9 +331,9 @@ impl Shared {
 
     /// Peers find a withdrawn region no longer, and whoever was copying or sending from it has ended. Who is still at it after the
     /// deadline loses its session.
-    fn stop_serving(self: &Arc<Self>, mr: &Mr, deadline: Instant) {
+    fn stop_serving(self: &Arc<Self>, mr: &Mr, deadline: Instant) -> Result<()> {
         if !self.config.backends.two_sided {
-            return;
+            return Ok(());
         }
         self.served.remove(mr.region.id());
         let deadline = deadline.max(Instant::now() + DEREGISTER_LIMIT / 10);
@@ -354,9 +355,17 @@ impl Shared {
                 }
             }
             // Their endpoints are gone in bounded time.
-            mr.wait_unpinned(Instant::now() + self.scaled(crate::epoch::DRAIN_MS) * 2);
-            return;
+            let patience = self.scaled(crate::epoch::DRAIN_MS) * 2;
+            if !mr.wait_unpinned(Instant::now() + patience) {
+                return Err(err!(
+                    Local,
+                    "region {:#x}: {patience:?} after the sessions that used it were ended it is still in use",
+                    mr.region.handle.0
+                ));
+            }
+            break;
         }
+        Ok(())
     }
 
     /// Deregisters on every fabric; an error if one may still touch the memory.

@@ -13,7 +13,8 @@ use crate::ledger::NotInFlight;
 /// What the channel has to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TwoEvent {
-    /// A transfer came to its end: nothing of it touches memory any more, here or at the peer.
+    /// A transfer came to its end: nothing of it touches memory here any more, and no byte of it will land at the peer. (What the peer
+    /// still sends of a READ that is complete reads its own memory, which it holds for that.)
     XferDone {
         /// Token.
         token: u64,

@@ -94,9 +94,9 @@ impl Pages {
     fn populate(&self, len: usize) -> std::result::Result<(), Errno> {
         let at = self.base.as_ptr();
         // SAFETY: exactly our mapping, whose bytes none of these changes. A forked child must not write into what its parent
-        // shares with peers; refused advice changes nothing.
+        // shares with peers; without huge pages there are small ones.
         unsafe {
-            let _ = madvise(at, len, Advice::LinuxDontFork);
+            madvise(at, len, Advice::LinuxDontFork)?;
             if self.kind == PageKind::Transparent {
                 let _ = madvise(at, len, Advice::LinuxHugepage);
             }

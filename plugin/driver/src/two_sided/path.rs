@@ -41,13 +41,16 @@ impl TwoSided {
         path
     }
 
-    /// Takes over the notifications that waited for a session.
-    pub fn take_over(&mut self, carry: &mut Carry) {
+    /// Takes over the notifications that waited for a session; how many it could not take, which are lost.
+    pub fn take_over(&mut self, carry: &mut Carry) -> u64 {
+        let mut lost = 0;
         for waiting in carry.drain() {
             if let Err(e) = self.notify(&waiting.message, Nanos(u64::MAX)) {
                 tracing::error!("a notification of {} bytes is lost: {e}", waiting.message.len());
+                lost += 1;
             }
         }
+        lost
     }
 
     /// Takes a begun transfer over.
