@@ -9,6 +9,7 @@ use crate::err;
 use crate::error::{Error, Result};
 use crate::inbox::{HostEvent, Notification};
 use crate::memory::EpochMemory;
+use crate::revoke::Draining;
 use crate::shared::Shared;
 use crate::transfer::Xfer;
 use crate::two_sided::Rest;
@@ -78,8 +79,8 @@ pub(crate) struct PeerState {
     pub epochs_ended: u64,
     /// It was said why SENDs take the place of immediates.
     pub send_mode_told: bool,
-    /// REVOKEs that are acknowledged when these transfers have ended.
-    pub revokes: Vec<(u64, Vec<Arc<Xfer>>)>,
+    /// REVOKEs that are not acknowledged yet.
+    pub revokes: Vec<Draining>,
     /// Taken out of the engine's table: whoever still holds it must look the instance up again.
     pub forgotten: bool,
 }
@@ -321,10 +322,11 @@ impl PeerState {
     #[cold]
     fn acknowledge_drained(&mut self) {
         let lifeline = self.conn.channel().and_then(|channel| channel.lifeline.clone());
-        self.revokes.retain(|(id, users)| {
-            let drained = !users.iter().any(|xfer| xfer.is_active());
+        let inflight = &self.inflight;
+        self.revokes.retain(|revoke| {
+            let drained = revoke.is_over(inflight);
             if let (true, Some(lifeline)) = (drained, &lifeline) {
-                lifeline.send(&LifelineFrame::RevokeAck { id: *id });
+                lifeline.send(&LifelineFrame::RevokeAck { id: revoke.id });
             }
             !drained
         });

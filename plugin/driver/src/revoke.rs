@@ -4,6 +4,7 @@ use crate::err;
 use crate::lifeline::LifelineHandle;
 use crate::peer::Conn;
 use crate::shared::Shared;
+use crate::transfer::Xfer;
 use baton_core::RegionId;
 use baton_core::peer::EndReason;
 use baton_core::wire::LifelineFrame;
@@ -19,6 +20,31 @@ pub(crate) struct Revokes {
     waiting: Mutex<HashSet<(u64, u64)>>,
     answered: Condvar,
     next_id: AtomicU64,
+}
+
+/// A REVOKE of a peer that is acknowledged when the transfers that use the region are in flight no more.
+pub(crate) struct Draining {
+    pub id: u64,
+    /// Each at its token in the table of transfers in flight.
+    users: Vec<(usize, Arc<Xfer>)>,
+}
+
+impl Draining {
+    /// What uses `regions` among the transfers in flight.
+    fn new(id: u64, regions: &[RegionId], inflight: &[Option<Arc<Xfer>>]) -> Draining {
+        let inflight = inflight.iter().enumerate().filter_map(|(token, xfer)| Some((token, xfer.as_ref()?)));
+        let users = inflight.filter(|(_, xfer)| xfer.uses(regions));
+        Draining { id, users: users.map(|(token, xfer)| (token, Arc::clone(xfer))).collect() }
+    }
+
+    /// By what is in flight and not by what the host has begun: it may post again what has ended. That is refused, but not here,
+    /// and nobody would look at the REVOKE behind it.
+    pub fn is_over(&self, inflight: &[Option<Arc<Xfer>>]) -> bool {
+        !self
+            .users
+            .iter()
+            .any(|(token, xfer)| inflight[*token].as_ref().is_some_and(|at| Arc::ptr_eq(at, xfer)))
+    }
 }
 
 impl Revokes {
@@ -41,8 +67,6 @@ impl Shared {
     /// connection is refused like a new post.
     pub(crate) fn drain_revoked(self: &Arc<Self>, lifeline: &LifelineHandle, id: u64, regions: &[RegionId]) {
         let mut state = lifeline.peer.state.lock();
-        let users: Vec<_> =
-            state.inflight.iter().flatten().filter(|xfer| xfer.uses(regions)).cloned().collect();
         let waiting = std::mem::take(&mut state.waiting);
         for xfer in waiting {
             if xfer.uses(regions) {
@@ -55,7 +79,8 @@ impl Shared {
                 state.waiting.push_back(xfer);
             }
         }
-        state.revokes.push((id, users));
+        let draining = Draining::new(id, regions, &state.inflight);
+        state.revokes.push(draining);
         state.acknowledge_revokes();
     }
 
@@ -92,5 +117,42 @@ impl Shared {
                 self.end_epoch(&lifeline.peer, &mut state, reason);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::Target;
+    use baton_core::Instance;
+    use baton_core::plan::{Plan, PlanLimits};
+    use baton_fabric::Op;
+
+    fn xfer() -> Arc<Xfer> {
+        let plan = Plan::build(Op::Write, Vec::new(), PlanLimits::default()).expect("an empty plan");
+        Arc::new(Xfer::new(Instance([1; 16]), Op::Write, Target::Own, plan, Vec::new(), Vec::new()))
+    }
+
+    #[test]
+    fn a_transfer_that_the_host_begins_again_does_not_hold_up_a_revoke() {
+        let xfer = xfer();
+        xfer.begin().expect("nothing of it is withdrawn");
+        let mut inflight = vec![None, Some(Arc::clone(&xfer))];
+        let draining = Draining { id: 7, users: vec![(1, Arc::clone(&xfer))] };
+        assert!(!draining.is_over(&inflight), "it is in flight");
+        inflight[1] = None;
+        xfer.finish(Ok(()));
+        // The host sees the end before the REVOKE is looked at.
+        xfer.begin().expect("it may be posted again");
+        assert!(draining.is_over(&inflight), "what is begun and not in flight names no key");
+        xfer.finish(Ok(()));
+    }
+
+    #[test]
+    fn a_token_that_another_transfer_has_now_does_not_hold_up_a_revoke() {
+        let (first, next) = (xfer(), xfer());
+        let draining = Draining { id: 7, users: vec![(0, Arc::clone(&first))] };
+        assert!(!draining.is_over(&[Some(first)]));
+        assert!(draining.is_over(&[Some(next)]));
     }
 }

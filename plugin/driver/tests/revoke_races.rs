@@ -30,7 +30,7 @@ fn a_post_is_refused_or_the_withdrawal_waits_for_it(fabric: &str) {
     a.load_remote(Some("b"), b.conn_info()).expect("load b");
     b.load_remote(Some("a"), a.conn_info()).expect("load a");
     assert!(a.connect("b", 10_000).expect("connect"));
-    for round in 0..12u8 {
+    for round in 0..28u8 {
         let sources = [0, 1, 2].map(|nth| Buffer::new(&a, 32 * 1024, 3 * round + nth));
         let mut target = Buffer::new(&b, 32 * 1024, 1);
         let imported = import(&a, "b", &b, &target);
@@ -78,5 +78,8 @@ on_each_fabric! {
     a_post_over_local_is_refused_or_the_withdrawal_waits_for_it "local",
     a_post_over_tcp_is_refused_or_the_withdrawal_waits_for_it "tcp",
     a_post_over_verbs_is_refused_or_the_withdrawal_waits_for_it "verbs",
+    a_post_over_local_two_sided_is_refused_or_the_withdrawal_waits_for_it "local two-sided",
+    a_post_over_tcp_two_sided_is_refused_or_the_withdrawal_waits_for_it "tcp two-sided",
+    a_post_over_verbs_two_sided_is_refused_or_the_withdrawal_waits_for_it "verbs two-sided",
     a_post_over_verbs_by_send_is_refused_or_the_withdrawal_waits_for_it "verbs send"
 }
