@@ -120,7 +120,8 @@ impl Driver {
         }
     }
 
-    /// Withdraws a registration. When it returns no byte will land in the memory any more.
+    /// Withdraws a registration. When it has succeeded no byte will land in the memory any more. After an error the region can be
+    /// used no more but may still be touched, and the call can be repeated.
     pub fn deregister(&self, handle: u64) -> Result<()> {
         let mut regions = self.shared.regions.write();
         if regions.get(&handle).is_some_and(|mr| mr.managed) {
@@ -129,7 +130,9 @@ impl Driver {
         let mr = regions.remove(&handle);
         drop(regions);
         let mr = mr.ok_or_else(|| err!(NotFound, "region {handle:#x} is not registered (any more)"))?;
-        self.withdraw(&mr)
+        self.withdraw(&mr).inspect_err(|_| {
+            self.shared.regions.write().insert(handle, mr);
+        })
     }
 
     /// Ends all access to a region that no handle names any more. Can be repeated after an error.
@@ -148,7 +151,9 @@ impl Driver {
             shared.revoke_at_peers(mr.region.id(), deadline);
         }
         let served = shared.stop_serving(mr, deadline);
-        let taken = shared.take_from_fabrics(mr, deadline.max(Instant::now() + Duration::from_millis(100)));
+        // Sessions that were ended for it are quiet within their drain deadline.
+        let quiet = Instant::now() + shared.scaled(crate::epoch::DRAIN_MS);
+        let taken = shared.take_from_fabrics(mr, deadline.max(quiet));
         served.and(taken)
     }
 
@@ -559,7 +564,9 @@ impl Build<'_> {
 impl Shared {
     pub(crate) fn own_region(&self, handle: u64) -> Result<Arc<Mr>> {
         let found = self.regions.read().get(&handle).cloned();
-        found.ok_or_else(|| err!(NotFound, "local region {handle:#x} is not registered (any more)"))
+        let found =
+            found.ok_or_else(|| err!(NotFound, "local region {handle:#x} is not registered (any more)"))?;
+        found.check_registered().map(|()| found)
     }
 
     /// What a handle of a region of that agent names.

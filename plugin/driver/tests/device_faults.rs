@@ -2,7 +2,7 @@
 
 mod common;
 
-use baton_driver::{Driver, Status, Xfer};
+use baton_driver::{Code, Driver, Status, Xfer};
 use baton_fabric::Op;
 use baton_verbs::fake::{Fake, FakeGid};
 use common::*;
@@ -202,6 +202,28 @@ fn registration_past_the_lock_limit_says_so_and_costs_nothing() {
     let region = two.a.register(&memory).expect("register");
     two.a.deregister(region).expect("deregister");
     assert_eq!(two.fake.device(&two.devices[0]).live().mrs, before);
+}
+
+#[test]
+fn a_region_that_a_device_does_not_let_go_is_of_no_more_use_and_can_be_deregistered_again() {
+    let two = Two::new();
+    let (device, before) = (two.fake.device(&two.devices[0]), two.fake.device(&two.devices[0]).live().mrs);
+    let (source, target) = buffers(&two);
+    let imported = import(&two.a, "b", &two.b, &target);
+    device.set_busy_deregistrations(1);
+    let error = two.a.deregister(source.region).expect_err("the device refuses");
+    assert!(error.text.contains("stay registered") && error.text.contains("resource busy"), "{error}");
+    let (local, remote) = ([source.desc(0, 64, source.region)], [target.desc(0, 64, imported)]);
+    for refused in
+        [two.a.create_xfer(Op::Write, "b", &local, &remote).map(drop), two.a.export(source.region).map(drop)]
+    {
+        assert_eq!(refused.expect_err("withdrawn").code, Code::NotFound);
+    }
+    two.a.deregister(source.region).expect("the second time");
+    assert_eq!(two.a.deregister(source.region).expect_err("it is gone").code, Code::NotFound);
+    two.b.deregister(target.region).expect("deregister");
+    assert_eq!(device.live().mrs, before, "nothing is left on the device");
+    verbs::assert_rules();
 }
 
 #[test]

@@ -93,6 +93,8 @@ pub struct DeviceConfig {
     pub max_qp_init_rd_atom: u8,
     /// Bytes that may be registered before ENOMEM, as `RLIMIT_MEMLOCK` has it.
     pub memlock_bytes: Option<u64>,
+    /// So many deregistrations fail with EBUSY.
+    pub busy_deregistrations: u32,
     /// It takes dma-bufs; otherwise registering one fails with EOPNOTSUPP.
     pub dmabuf: bool,
     /// Number of the first queue pair. Devices with the same one hand out the same numbers.
@@ -123,6 +125,7 @@ impl DeviceConfig {
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
             memlock_bytes: None,
+            busy_deregistrations: 0,
             dmabuf: true,
             first_qpn: 17,
             first_key: 0x1000,

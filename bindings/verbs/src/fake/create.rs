@@ -102,6 +102,11 @@ impl State {
     pub fn deregister(&mut self, id: Id) -> Result<(), Errno> {
         let device = self.mrs.get(&id).ok_or(libc::EINVAL)?.device;
         self.settle(device);
+        let config = &mut self.devices[device].config;
+        if config.busy_deregistrations > 0 {
+            config.busy_deregistrations -= 1;
+            return Err(libc::EBUSY);
+        }
         let mr = self.mrs.remove(&id).ok_or(libc::EINVAL)?;
         let device = &mut self.devices[mr.device];
         device.keys.remove(&mr.key);

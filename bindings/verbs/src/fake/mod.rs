@@ -204,6 +204,11 @@ impl FakeDevice<'_> {
     pub fn set_memlock(&self, bytes: Option<u64>) {
         self.fake.shared.look().devices[self.index].config.memlock_bytes = bytes;
     }
+
+    /// Lets the next `count` deregistrations fail with EBUSY.
+    pub fn set_busy_deregistrations(&self, count: u32) {
+        self.fake.shared.look().devices[self.index].config.busy_deregistrations = count;
+    }
 }
 
 /// The worker: one queue pair at a time does one thing, in the seed's order.
