@@ -231,10 +231,15 @@ impl Driver {
         posted
     }
 
-    /// State of the last post; moves work on if it is not over.
+    /// State of the last post without moving anything on. A request of another engine is refused as a failed one.
+    pub fn peek(&self, xfer: &Xfer) -> Status {
+        self.check_own(xfer).map_or_else(Status::Failed, |()| xfer.status())
+    }
+
+    /// As [`Driver::peek`]; moves work on if it is not over.
     pub fn status(&self, xfer: &Xfer) -> Status {
-        if !xfer.is_active() {
-            return xfer.status();
+        if !xfer.is_active() || self.check_own(xfer).is_err() {
+            return self.peek(xfer);
         }
         if matches!(xfer.target, Target::Own) {
             self.shared.self_copies.help(&self.shared);

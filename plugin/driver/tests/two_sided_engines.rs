@@ -270,7 +270,13 @@ fn a_request_of_another_engine_is_refused_by_name() {
     let (a, b) = pair(&["tcp two-sided"]);
     let (here, there) = (Buffer::new(&a, 4096, 1), Buffer::new(&b, 4096, 2));
     let xfer = scattered(&a, Op::Write, "b", &here, &there, import(&a, "b", &b, &there), 4096);
-    for refused in [b.post(&xfer, None), b.cancel(&xfer), b.release(&xfer)] {
+    let state = |state| match state {
+        Status::Failed(why) => Err(why),
+        other => panic!("told of another engine's request: {other:?}"),
+    };
+    for refused in
+        [b.post(&xfer, None), b.cancel(&xfer), b.release(&xfer), state(b.status(&xfer)), state(b.peek(&xfer))]
+    {
         let refused = refused.expect_err("refused");
         assert!(refused.code == Code::InvalidParam && refused.text.contains("another engine"), "{refused}");
     }

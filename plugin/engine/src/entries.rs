@@ -247,7 +247,7 @@ pub unsafe extern "C" fn poll_many(
             e.driver.progress()?;
             let mut pending = 0;
             for i in 0..count as usize {
-                let state = object::xfer(*xfers.add(i))?.xfer.status();
+                let state = e.driver.peek(&object::xfer(*xfers.add(i))?.xfer);
                 pending += BatonStatus::from(matches!(state, Status::InProgress));
                 statuses.add(i).write(status(state).unwrap_or_else(|error| guard::fail(&error)));
             }
