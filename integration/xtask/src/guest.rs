@@ -94,7 +94,12 @@ const CHECKS: &[Check] = &[
     long("100 reconnects", What::Tests(TWO.0, TWO.1, "reconnect::"), SOON, 400),
     long("killed, stopped and hostile peers", What::Tests("baton-tests", "faults", "verbs::"), SOON, 1500),
     long("the stock NIXL wheel's core scenarios", What::Nixl("scenarios.py", "--core"), PATIENT, 900),
-    long("the same, two-sided", What::Nixl("scenarios.py", "--core"), TWO_SIDED, 900),
+    long(
+        "the stock NIXL wheel's core scenarios, two-sided",
+        What::Nixl("scenarios.py", "--core"),
+        TWO_SIDED,
+        900,
+    ),
 ];
 
 /// Boot, and what the checks' own limits do not see.
@@ -102,9 +107,14 @@ const BESIDES: Duration = Duration::from_secs(90);
 /// What the quick checks take together at most; no single one is near its own limit.
 const QUICK_BUDGET: Duration = Duration::from_secs(700);
 
-/// Runs the checks; the report is on standard output.
-pub fn checks(is_long: bool) -> Outcome<()> {
-    let chosen: Vec<&Check> = CHECKS.iter().filter(|check| is_long || !check.long).collect();
+/// Runs the checks whose name contains `part`; the report is on standard output.
+pub fn checks(is_long: bool, part: &str) -> Outcome<()> {
+    let chosen: Vec<&Check> =
+        CHECKS.iter().filter(|check| (is_long || !check.long) && check.name.contains(part)).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
+        return Err(format!("no check in the guest is called {part:?}; there are: {}", names.join("; ")));
+    }
     let plugins = artifacts::plugin_dir()?;
     let mut vm = vm::script()?;
     let programs = test_programs()?;

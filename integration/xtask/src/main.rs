@@ -53,7 +53,7 @@ enum Command {
         /// Also what takes long: large swarms and stopped peers.
         #[arg(long)]
         long: bool,
-        /// Only the steps whose name contains this text.
+        /// Only the steps whose name contains this text; `guest:TEXT` also chooses among the checks in the guest.
         #[arg(long)]
         only: Option<String>,
     },

@@ -8,7 +8,14 @@ use crate::{artifacts, counts, elf, guest, header, nixl_sys, tidy, wheel};
 
 struct Step {
     name: &'static str,
-    run: fn(long: bool) -> Outcome<()>,
+    run: fn(&Choice<'_>) -> Outcome<()>,
+}
+
+/// What is asked for of a step.
+struct Choice<'a> {
+    long: bool,
+    /// Of a step with parts of its own, those whose name contains this text; all if it is empty.
+    part: &'a str,
 }
 
 const STEPS: &[Step] = &[
@@ -21,21 +28,23 @@ const STEPS: &[Step] = &[
     Step { name: "long tests", run: long_tests },
     Step { name: "counts", run: |_| counts::counts(false) },
     Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
-    Step { name: "wheels", run: |long| wheel::scenarios(&artifacts::plugin_dir()?, long) },
-    Step { name: "guest", run: guest::checks },
+    Step { name: "wheels", run: |choice| wheel::scenarios(&artifacts::plugin_dir()?, choice.long) },
+    Step { name: "guest", run: |choice| guest::checks(choice.long, choice.part) },
     Step { name: "nixl-sys", run: |_| nixl_sys::conformance(&artifacts::plugin_dir()?) },
 ];
 
-/// Runs every step, or those whose name contains `only`.
+/// Runs every step, or those whose name contains `only`; behind a colon follows which part of the step.
 pub fn all(long: bool, only: Option<&str>) -> Outcome<()> {
+    let (only, part) = only.unwrap_or_default().split_once(':').unwrap_or((only.unwrap_or_default(), ""));
+    let choice = Choice { long, part };
     crate::setup::nixl_base()?;
     let mut failed = Vec::new();
     let mut times: Vec<(&str, Duration)> = Vec::new();
-    let wanted = STEPS.iter().filter(|step| only.is_none_or(|only| step.name.contains(only)));
+    let wanted = STEPS.iter().filter(|step| step.name.contains(only));
     for step in wanted {
         say(format!("---- {}", step.name));
         let started = Instant::now();
-        if let Err(reason) = (step.run)(long) {
+        if let Err(reason) = (step.run)(&choice) {
             println!("FAIL {}: {reason}", step.name);
             failed.push(step.name);
         }
@@ -80,8 +89,8 @@ fn unit_tests() -> Outcome<()> {
 }
 
 /// Tests of the state machines that take minutes; optimised, or they would take hours.
-fn long_tests(long: bool) -> Outcome<()> {
-    if !long {
+fn long_tests(choice: &Choice<'_>) -> Outcome<()> {
+    if !choice.long {
         say("only with --long");
         return Ok(());
     }
