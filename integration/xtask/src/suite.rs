@@ -88,19 +88,31 @@ fn unit_tests() -> Outcome<()> {
     run(&mut tests, minutes(30))
 }
 
-/// Tests of the state machines that take minutes; optimised, or they would take hours.
+/// Why a test is not run with the others, as its `ignore` says.
+#[cfg(test)]
+const LONG_MARK: &str = concat!("cargo xtask test ", "--long\"]");
+
+/// What takes minutes: where it stands, and the program that has it. Optimised, or it would take hours.
+const LONG_TESTS: &[(&str, &[&str])] = &[
+    ("plugin/core/src/two_sided/codec/mutated.rs", &["-p", "baton-core", "--lib"]),
+    ("plugin/core/tests/two_sided_audit.rs", &["-p", "baton-core", "--test", "two_sided_audit"]),
+    ("integration/sim/tests/two_sided.rs", &["-p", "baton-sim", "--test", "two_sided"]),
+    ("plugin/driver/tests/many_peers.rs", &["-p", "baton-driver", "--test", "many_peers"]),
+];
+
 fn long_tests(choice: &Choice<'_>) -> Outcome<()> {
     if !choice.long {
         say("only with --long");
         return Ok(());
     }
-    let mut tests = cargo();
-    tests.args(["test", "--release", "--locked", "--no-fail-fast", "--quiet"]);
-    tests.args(["-p", "baton-core", "-p", "baton-sim", "--", "--ignored"]);
-    run(&mut tests, minutes(60))?;
-    let mut peers = cargo();
-    peers.args(["test", "--release", "--locked", "--quiet", "-p", "baton-driver", "--test", "many_peers"]);
-    run(peers.args(["--", "--ignored"]), minutes(20))
+    let mut failed = Vec::new();
+    for (file, program) in LONG_TESTS.iter().filter(|(file, _)| file.contains(choice.part)) {
+        say(file);
+        let mut tests = cargo();
+        tests.args(["test", "--release", "--locked", "--quiet"]).args(*program);
+        failed.extend(run(tests.args(["--", "--ignored"]), minutes(40)).err());
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
 /// The tool that checks licences and sources is built once, outside git and outside of what `cargo clean` removes.
@@ -137,4 +149,35 @@ fn tools_dir() -> std::path::PathBuf {
     let home =
         home.or_else(|| std::env::var_os("HOME").map(|home| std::path::PathBuf::from(home).join(".cache")));
     home.unwrap_or_else(target_dir).join("baton-tools")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+
+    fn marked(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).expect("a folder of the tree") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() && !path.ends_with("target") {
+                marked(&path, found);
+            } else if path.extension().is_some_and(|ext| ext == "rs")
+                && std::fs::read_to_string(&path).expect("source").contains(LONG_MARK)
+            {
+                found.push(path.strip_prefix(root()).expect("inside the tree").to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn every_test_that_is_left_to_the_long_run_is_in_it() {
+        let mut found = Vec::new();
+        for folder in ["bindings", "host-api", "integration", "plugin"] {
+            marked(&root().join(folder), &mut found);
+        }
+        found.sort();
+        let mut listed: Vec<PathBuf> = LONG_TESTS.iter().map(|(file, _)| PathBuf::from(file)).collect();
+        listed.sort();
+        assert_eq!(found, listed);
+    }
 }
