@@ -12,25 +12,6 @@ fn second_process() {
     local_support::second_process();
 }
 
-fn status_of(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) -> WcStatus {
-    fabric.post(endpoint, &Batch { work, imm: None, extra: None, first_seq, signaled: true }).expect("post");
-    poll_until(fabric, |all| !all.is_empty())[0].status
-}
-
-/// Pieces of odd sizes at odd places, from a few bytes to some that are streamed; each of the target's bytes is covered once.
-fn pieces(len: usize) -> Vec<(usize, usize)> {
-    let mut cuts = vec![0];
-    for i in 1.. {
-        let next = cuts.last().expect("one") + [17, 4096, 100_003, 32_768][i % 4] + i % 7;
-        if next >= len {
-            break;
-        }
-        cuts.push(next);
-    }
-    cuts.push(len);
-    cuts.windows(2).map(|w| (w[0], w[1] - w[0])).collect()
-}
-
 #[test]
 fn every_byte_crosses_without_the_kernel_and_no_other_is_touched() {
     const LEN: usize = 3_000_001;
@@ -111,61 +92,6 @@ fn managed_and_other_memory_mix_in_any_combination() {
 }
 
 #[test]
-fn an_owner_that_dies_in_the_middle_fails_the_read_and_faults_nobody() {
-    const LEN: usize = 32 << 20;
-    let mut peer = Peer::start();
-    let served = Served::new();
-    let fabric: &dyn Fabric = &*served.fabric;
-    let (endpoint, _) = peer.connect(fabric);
-    let remote = peer.shared_block(LEN, 0x77);
-    let (local, _file) = Block::shared(fabric, LEN, 0);
-    let one = template(Op::Read, &local, 0, remote, 0, LEN);
-    for seq in 0..64 {
-        let batch = Batch { work: &[one], imm: None, extra: None, first_seq: seq, signaled: true };
-        fabric.post(endpoint, &batch).expect("post");
-    }
-    poll_until(fabric, |all| !all.is_empty());
-    peer.kill();
-    let all = poll_until(fabric, |all| all.last().is_some_and(|c| c.seq == 63));
-    let bad = all.iter().find(|c| c.status != WcStatus::Success).expect("64 GiB/s do not exist");
-    assert_eq!(bad.status, WcStatus::PeerGone);
-    fabric.fence(endpoint);
-    wait("quiet", || fabric.is_quiet(endpoint));
-    assert_eq!(counter(fabric, "mappings"), 1);
-    // With the endpoint the mapping goes, and the memory of the dead with it.
-    fabric.destroy_endpoint(endpoint);
-    wait("the mapping to go", || counter(fabric, "mappings") == 0);
-    local.fill(0x22);
-    assert_eq!(local.differs(|_| 0x22), None);
-    assert!(local.sentinels_stand());
-}
-
-#[test]
-fn an_initiator_that_dies_in_the_middle_of_a_write_writes_nothing_after_its_end() {
-    const LEN: usize = 8 << 20;
-    let mut peer = Peer::start();
-    let served = Served::new();
-    let fabric: &dyn Fabric = &*served.fabric;
-    let (endpoint, _) = peer.connect(fabric);
-    fabric.post_recv(endpoint, &[RecvSlot { id: 9, ..RecvSlot::default() }]).expect("a RECV");
-    let (target, _file) = Block::shared(fabric, LEN, 0);
-    peer.shared_block(LEN, 0x66);
-    peer.tell(json!({ "do": "write_until_refused", "addr": target.addr, "key": target.keys.remote, "piece": 65536 }));
-    assert_eq!(peer.answer(), json!("started"));
-    wait("the first bytes", || target.byte(LEN / 2) == 0x66);
-    peer.kill();
-    let flushed = poll_until(fabric, |all| !all.is_empty());
-    assert_eq!((flushed[0].kind, flushed[0].seq), (CompletionKind::RecvFlushed, 9));
-    fabric.fence(endpoint);
-    wait("quiet", || fabric.is_quiet(endpoint));
-    target.fill(0x11);
-    fabric.deregister(target.keys, soon()).expect("deregister");
-    assert_eq!(target.differs(|_| 0x11), None);
-    assert!(target.sentinels_stand());
-    assert!(counter(fabric, "shared_bytes") > 0);
-}
-
-#[test]
 fn what_was_freed_is_never_read_as_done_and_another_buffer_in_its_place_is_read_as_itself() {
     const LEN: usize = 1 << 20;
     let mut peer = Peer::start();
@@ -188,8 +114,7 @@ fn what_was_freed_is_never_read_as_done_and_another_buffer_in_its_place_is_read_
         assert_eq!(status_of(fabric, endpoint, &[read(new)], 1), WcStatus::Success);
         assert_eq!(local.differs(|_| 0x80 + round), None, "bytes of another buffer");
         assert_eq!(status_of(fabric, endpoint, &[read(old)], 2), WcStatus::RemoteAccess);
-        fabric.fence(endpoint);
-        wait("quiet", || fabric.is_quiet(endpoint));
+        end(fabric, endpoint);
         fabric.destroy_endpoint(endpoint);
     }
     assert!(local.sentinels_stand());
@@ -239,66 +164,10 @@ fn a_read_that_races_with_the_free_is_either_whole_and_old_or_refused() {
             (status, peer.answer(), peer.answer()),
             (WcStatus::RemoteAccess, json!(true), json!("ok"))
         );
-        fabric.fence(endpoint);
-        wait("quiet", || fabric.is_quiet(endpoint));
+        end(fabric, endpoint);
         fabric.destroy_endpoint(endpoint);
     }
     assert!(local.sentinels_stand());
-}
-
-#[test]
-fn a_write_from_a_withdrawn_buffer_is_never_reported_as_done() {
-    let mut peer = Peer::start();
-    let served = Served::new();
-    let fabric: &dyn Fabric = &*served.fabric;
-    let (endpoint, _) = peer.connect(fabric);
-    let remote = peer.shared_block(4096, 0);
-    let (kept, _kept) = Block::shared(fabric, 4096, 1);
-    let (withdrawn, _withdrawn) = Block::shared(fabric, 4096, 2);
-    // Both are mapped there before.
-    for (seq, block) in [&kept, &withdrawn].into_iter().enumerate() {
-        let write = template(Op::Write, block, 0, remote, 0, 4096);
-        assert_eq!(status_of(fabric, endpoint, &[write], seq as u64), WcStatus::Success);
-    }
-    peer.stop();
-    let good = template(Op::Write, &kept, 0, remote, 0, 2048);
-    let bad = template(Op::Write, &withdrawn, 0, remote, 2048, 1024);
-    for (seq, work) in [good, bad, good].into_iter().enumerate() {
-        let batch =
-            Batch { work: &[work], imm: None, extra: None, first_seq: 2 + seq as u64, signaled: true };
-        fabric.post(endpoint, &batch).expect("post");
-    }
-    fabric.deregister(withdrawn.keys, soon()).expect("deregister");
-    peer.go_on();
-    let all = poll_until(fabric, |all| all.len() == 3);
-    let statuses: Vec<WcStatus> = all.iter().map(|c| c.status).collect();
-    assert_eq!(statuses, [WcStatus::Success, WcStatus::LocalAccess, WcStatus::Flushed]);
-}
-
-#[test]
-fn after_free_under_load_memory_keeps_what_its_owner_puts_there() {
-    const LEN: usize = 4 << 20;
-    let mut peer = Peer::start();
-    let served = Served::new();
-    let fabric: &dyn Fabric = &*served.fabric;
-    peer.shared_block(LEN, 0x66);
-    for round in 0..12usize {
-        let (endpoint, _) = peer.connect(fabric);
-        let (target, _file) = Block::shared(fabric, LEN, 0);
-        let piece = [4096, 65536, LEN][round % 3].max(LEN / DEPTH as usize);
-        peer.tell(json!({ "do": "write_until_refused", "addr": target.addr, "key": target.keys.remote, "piece": piece }));
-        assert_eq!(peer.answer(), json!("started"));
-        let probe = (round * LEN / 12).min(LEN - 1);
-        wait("the first bytes", || target.byte(probe) == 0x66);
-        fabric.deregister(target.keys, soon()).expect("deregister");
-        target.fill(0x11);
-        assert_eq!(peer.answer(), json!("RemoteAccess"));
-        assert_eq!(target.differs(|_| 0x11), None, "round {round}");
-        assert!(target.sentinels_stand());
-        fabric.fence(endpoint);
-        wait("quiet", || fabric.is_quiet(endpoint));
-        fabric.destroy_endpoint(endpoint);
-    }
 }
 
 #[test]

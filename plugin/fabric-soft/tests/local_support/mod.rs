@@ -47,15 +47,7 @@ impl Block {
         let bytes: Vec<AtomicU8> = (0..len + 2 * MARGIN).map(|_| AtomicU8::new(SENTINEL)).collect();
         let bytes: &'static [AtomicU8] = bytes.leak();
         let addr = bytes.as_ptr() as u64 + MARGIN as u64;
-        let memory = Memory {
-            addr,
-            len_bytes: len as u64,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: true,
-            remote_write: true,
-            ordered: false,
-        };
+        let memory = exposed(addr, len);
         let block = Block { bytes, addr, len, keys: fabric.register(&memory).expect("register") };
         block.fill(fill);
         block
@@ -79,15 +71,7 @@ impl Block {
         };
         bytes.iter().for_each(|byte| byte.store(SENTINEL, Ordering::Relaxed));
         let addr = bytes.as_ptr() as u64 + MARGIN as u64;
-        let memory = Memory {
-            addr,
-            len_bytes: len as u64,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: true,
-            remote_write: true,
-            ordered: false,
-        };
+        let memory = exposed(addr, len);
         let keys = fabric.register_shared(&memory, file.as_fd()).expect("register");
         let block = Block { bytes, addr, len, keys };
         block.fill(fill);
@@ -120,6 +104,54 @@ impl Block {
     pub fn sentinels_stand(&self) -> bool {
         let outside = self.bytes[..MARGIN].iter().chain(&self.bytes[MARGIN + self.len..]);
         outside.into_iter().all(|byte| byte.load(Ordering::Relaxed) == SENTINEL)
+    }
+}
+
+/// Host memory that peers may read and write.
+pub fn exposed(addr: u64, len: usize) -> Memory {
+    Memory {
+        addr,
+        len_bytes: len as u64,
+        kind: MemoryKind::Dram,
+        device: 0,
+        remote_read: true,
+        remote_write: true,
+        ordered: false,
+    }
+}
+
+/// What memory a test is about.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// The process's own.
+    Plain,
+    /// Managed by an engine: a file that peers map.
+    Managed,
+}
+
+impl Kind {
+    /// Memory of this process, and its file.
+    pub fn here(self, fabric: &dyn Fabric, len: usize, fill: u8) -> (Block, Option<Rc<OwnedFd>>) {
+        match self {
+            Kind::Plain => (Block::new(fabric, len, fill), None),
+            Kind::Managed => {
+                let (block, file) = Block::shared(fabric, len, fill);
+                (block, Some(file))
+            }
+        }
+    }
+
+    /// Memory of the peer.
+    pub fn there(self, peer: &mut Peer, len: usize, fill: u8) -> Remote {
+        match self {
+            Kind::Plain => peer.block(len, fill),
+            Kind::Managed => peer.shared_block(len, fill),
+        }
+    }
+
+    /// That the kernel copied all of it, or none.
+    pub fn assert_way(self, fabric: &dyn Fabric) {
+        assert_eq!(counter(fabric, "shared_bytes") > 0, self == Kind::Managed);
     }
 }
 
@@ -232,14 +264,16 @@ impl Peer {
 
     /// Address and key of new memory there.
     pub fn block(&mut self, len: usize, fill: u8) -> Remote {
-        let answer = self.ask(json!({ "do": "block", "len": len, "fill": fill }));
-        let number = |name: &str| answer[name].as_u64().expect("a number");
-        Remote { index: number("index"), addr: number("addr"), key: number("key") }
+        self.new_block("block", len, fill)
     }
 
     /// Address and key of new managed memory there.
     pub fn shared_block(&mut self, len: usize, fill: u8) -> Remote {
-        let answer = self.ask(json!({ "do": "shared_block", "len": len, "fill": fill }));
+        self.new_block("shared_block", len, fill)
+    }
+
+    fn new_block(&mut self, order: &str, len: usize, fill: u8) -> Remote {
+        let answer = self.ask(json!({ "do": order, "len": len, "fill": fill }));
         let number = |name: &str| answer[name].as_u64().expect("a number");
         Remote { index: number("index"), addr: number("addr"), key: number("key") }
     }
@@ -318,6 +352,34 @@ pub fn poll_until(fabric: &dyn Fabric, enough: impl Fn(&[Completion]) -> bool) -
         assert!(Instant::now() < give_up, "waited in vain; polled so far: {all:?}");
     }
     all
+}
+
+pub fn post(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) {
+    fabric.post(endpoint, &Batch { work, imm: None, extra: None, first_seq, signaled: true }).expect("post");
+}
+
+pub fn status_of(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) -> WcStatus {
+    post(fabric, endpoint, work, first_seq);
+    poll_until(fabric, |all| !all.is_empty())[0].status
+}
+
+pub fn end(fabric: &dyn Fabric, endpoint: EndpointId) {
+    fabric.fence(endpoint);
+    wait("quiet", || fabric.is_quiet(endpoint));
+}
+
+/// Pieces of odd sizes at odd places, from a few bytes to some that are streamed; each of the target's bytes is covered once.
+pub fn pieces(len: usize) -> Vec<(usize, usize)> {
+    let mut cuts = vec![0];
+    for i in 1.. {
+        let next = cuts.last().expect("one") + [17, 4096, 100_003, 32_768][i % 4] + i % 7;
+        if next >= len {
+            break;
+        }
+        cuts.push(next);
+    }
+    cuts.push(len);
+    cuts.windows(2).map(|w| (w[0], w[1] - w[0])).collect()
 }
 
 /// A counter of a fabric, or how many regions it has mapped.
