@@ -9,26 +9,8 @@ use baton_core::peer::*;
 use baton_core::sequence::{Imm, ImmKind};
 use baton_core::{Epoch, LaneId, NotifySeq, XferSeq};
 use baton_fabric::{Completion, CompletionKind, EndpointId, Op, WcStatus};
+use toy::nics::{assert_moved, poor_nics, write};
 use toy::{Config, World, pattern};
-
-/// How immediates and inline data may be missing.
-fn poor_nics() -> impl Iterator<Item = Config> {
-    [(NotifyMode::Send, 128), (NotifyMode::Send, 8), (NotifyMode::Send, 0), (NotifyMode::Immediate, 0)]
-        .into_iter()
-        .map(|(notify, inline)| Config { notify, inline, ..Config::default() })
-}
-
-/// A WRITE of `len` bytes from offset `at` to offset `at` at the peer.
-fn write(world: &mut World, token: u64, at: usize, len: usize, message: Option<&[u8]>) {
-    world.nodes[0].mem.set_data(at, &pattern(token, len));
-    let work = world.prepare(Op::Write, &[(at, at, len)]);
-    world.submit(0, token, work, message);
-}
-
-fn assert_moved(world: &World, token: u64, at: usize, len: usize) {
-    assert_eq!(world.result_of(0, token), Some(&Ok(())));
-    assert_eq!(world.nodes[1].mem.data(at, len), pattern(token, len));
-}
 
 #[test]
 fn a_small_notified_write_takes_one_batch_with_a_send_at_its_end() {
@@ -58,44 +40,6 @@ fn every_used_lane_ends_with_a_send_and_no_ring_bytes_are_used() {
         let stats = world.nodes[0].session.stats();
         assert!(stats.endpoints[1..].iter().all(|end| end.recv_consumed == 1), "{stats:#?}");
         assert!(stats.endpoints.iter().all(|end| end.ring_consumed == 0), "{stats:#?}");
-        world.audit();
-    }
-}
-
-#[test]
-fn a_read_tells_the_target_that_its_memory_was_read() {
-    for config in poor_nics() {
-        for (seed, len) in [(5, 1500), (6, 100_000)] {
-            let mut world = World::new(Config { sq: 32, ..config.clone() }, seed);
-            world.nodes[1].mem.set_data(0, &pattern(9, len));
-            let work = world.prepare(Op::Read, &[(0, 0, len)]);
-            world.submit(0, 9, work, Some(b"read"));
-            while world.nodes[1].delivered.is_empty() {
-                assert!(world.step(), "the notification comes");
-            }
-            assert_eq!(world.nodes[0].mem.data(0, len), pattern(9, len), "all of it was read by then");
-            world.settle();
-            assert_eq!(world.result_of(0, 9), Some(&Ok(())));
-            assert_eq!(world.nodes[1].delivered, [b"read".to_vec()]);
-            world.audit();
-        }
-    }
-}
-
-#[test]
-fn standalone_notifications_arrive_in_order_and_a_transfer_without_bytes_is_one() {
-    for config in poor_nics() {
-        let mut world = World::new(Config { rq: 2, sq: 8, ring: 1024, ..config }, 8);
-        for n in 0..50u8 {
-            world.notify(0, &vec![n; usize::from(n)]);
-        }
-        let empty = world.prepare(Op::Write, &[(0, 0, 0)]);
-        world.submit(0, 77, empty, Some(b"no bytes"));
-        world.settle();
-        assert_eq!(world.result_of(0, 77), Some(&Ok(())));
-        let expected: Vec<Vec<u8>> =
-            (0..50u8).map(|n| vec![n; usize::from(n)]).chain([b"no bytes".to_vec()]).collect();
-        assert_eq!(world.nodes[1].delivered, expected);
         world.audit();
     }
 }
@@ -194,35 +138,6 @@ fn credit_words_are_staged_and_no_slot_is_overwritten_in_flight() {
     world.frozen.clear();
     world.settle();
     assert_eq!(world.nodes[1].delivered.len(), 40);
-    world.audit();
-}
-
-#[test]
-fn a_receiver_that_never_pops_stops_the_sender_and_popping_resumes_it() {
-    let mut config = Config { rq: 4, ring: 1024, notify: NotifyMode::Send, ..Config::default() };
-    config.limits.unpopped_messages = 10;
-    let mut world = World::new(config, 11);
-    world.nodes[1].popped_by_itself = false;
-    for token in 0..100u64 {
-        write(&mut world, token, token as usize * 100, 90, Some(&[token as u8; 100]));
-        world.notify(0, &[1; 150]);
-    }
-    world.settle();
-    world.flush();
-    let held = world.nodes[1].delivered.len();
-    assert!(held > 10 && held < 60, "{held} messages were delivered, more than credit allows");
-    assert!(world.nodes[0].session.waits_for_credit());
-    assert!(world.nodes[1].session.stats().withholding_credit);
-    // Plain data is not held up by any of this.
-    write(&mut world, 1000, 500_000, 5000, None);
-    world.settle();
-    assert_moved(&world, 1000, 500_000, 5000);
-    let bytes = world.nodes[1].delivered.iter().map(|m| m.len() as u64).sum();
-    world.nodes[1].session.on_popped(held as u64, bytes);
-    world.nodes[1].popped_by_itself = true;
-    world.pump(1);
-    world.settle();
-    assert_eq!(world.nodes[1].delivered.len(), 200);
     world.audit();
 }
 

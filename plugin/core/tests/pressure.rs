@@ -5,6 +5,7 @@ mod toy;
 use baton_core::peer::*;
 use baton_fabric::Op;
 use std::collections::HashSet;
+use toy::nics::write;
 use toy::{Config, Rng, World, pattern};
 
 /// A queue of ten, slices of at most two, transfers of four and more.
@@ -23,12 +24,6 @@ fn assert_room(world: &World) {
             );
         }
     }
-}
-
-fn write(world: &mut World, token: u64, at: usize, len: usize, message: Option<&[u8]>) {
-    world.nodes[0].mem.set_data(at, &pattern(token, len));
-    let work = world.prepare(Op::Write, &[(at, at, len)]);
-    world.submit(0, token, work, message);
 }
 
 #[test]

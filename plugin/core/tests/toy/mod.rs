@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 mod mem;
+pub mod nics;
 #[path = "../seeded/mod.rs"]
 mod seeded;
 
