@@ -10,13 +10,19 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) type Way = (usize, usize);
 
 /// One piece of a transfer: `len` bytes at `offset` of both runs.
-#[derive(Debug)]
 pub(super) struct Piece {
     pub local: Run,
     pub remote: Run,
     pub offset: usize,
     pub bytes: Vec<u8>,
     pub filler: u8,
+}
+
+impl std::fmt::Debug for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Piece { local, remote, offset, bytes, .. } = self;
+        write!(f, "{} bytes at {offset} of {local:?} and {remote:?}", bytes.len())
+    }
 }
 
 /// A transfer that was begun.

@@ -116,6 +116,6 @@ pub fn run(seed: u64, options: Options) -> Result<TwoReport, Failure> {
         let mut swarm = swarm::Swarm::new(seed, options)?;
         let result = swarm.run();
         *at = (swarm.step, swarm.world.now_ns());
-        result.map(|()| swarm.report())
+        result.map(|()| swarm.report()).map_err(|why| format!("{why}\n{}", swarm.pools()))
     })
 }

@@ -17,6 +17,7 @@ use baton_core::{Nanos, RegionId};
 use baton_fabric::EndpointId;
 use baton_fabric_sim::{Rng, SimConfig, SimFabric, SimWorld};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::Arc;
 
 /// A region that no node has.
@@ -140,6 +141,26 @@ impl Swarm {
         }
     }
 
+    /// Where the pools and those who borrow from them stand: what a failure most often comes from.
+    pub fn pools(&self) -> String {
+        let mut text = String::new();
+        for (node, bounce) in self.bounces.iter().enumerate() {
+            let _ = writeln!(text, "node {node}: {:?}, {:?}", bounce.pool.config(), bounce.pool.stats());
+        }
+        for link in &self.links {
+            for (side, open) in link.sides.iter().enumerate().filter_map(|(n, s)| Some((n, s.open.as_ref()?)))
+            {
+                let stats = open.channel.stats();
+                let _ = writeln!(
+                    text,
+                    "{:?} side {side}: {:?}, waits: {:?}",
+                    link.nodes, stats.lanes, stats.waiters
+                );
+            }
+        }
+        text
+    }
+
     pub fn now(&self) -> Nanos {
         Nanos(self.world.now_ns())
     }
@@ -209,7 +230,7 @@ impl Swarm {
                 self.pop(way, most)?;
             }
             91..=92 => self.cancel(way)?,
-            93..=95 => self.look(way)?,
+            93..=95 => self.look(way, false)?,
             96..=97 => {
                 let pause = [300_000, 3_000_000, 100_000_000][self.rng.below(3) as usize];
                 let pause = self.rng.between(0, pause);
@@ -383,13 +404,14 @@ impl Swarm {
     }
 
     /// What a driver does before it sleeps: credit in, credit out.
-    fn look(&mut self, way @ (link, side): Way) -> Check {
+    /// What a driver does when nothing more arrives. A channel that waits for nothing looks at its credit when it likes.
+    fn look(&mut self, way @ (link, side): Way, at_rest: bool) -> Check {
         let gather = self.links[link].shape.gather;
         let node = self.links[link].nodes[side];
         let Some(open) = &mut self.links[link].sides[side].open else { return Ok(()) };
         let (world, cells, slabs) = (&self.world, &self.cells[node], &self.bounces[node].slabs);
         let view = super::memory::View { world, node, memory: &open.memory, slabs, cells, gather };
-        if open.channel.waits_for_credit() || self.rng.chance(1, 2) {
+        if open.channel.waits_for_credit() || at_rest || self.rng.chance(1, 2) {
             self.busy |= open.channel.poll_credit(&view);
         }
         open.channel.flush();
@@ -442,7 +464,7 @@ impl Swarm {
                 self.pop(way, usize::MAX)?;
                 self.copy_some(way)?;
                 if self.world.next_event_ns().is_none() {
-                    self.look(way)?;
+                    self.look(way, true)?;
                 }
             }
             if self.world.next_event_ns().is_some() || self.busy {

@@ -177,6 +177,14 @@ fn serve_pool(pool: &mut Pool, mem: &Mem, now: Nanos) {
     }
 }
 
+impl Node {
+    fn feed_hungry(&mut self) {
+        while self.pool.next_hungry().is_some() {
+            self.channel.on_pool_changed();
+        }
+    }
+}
+
 impl World {
     pub fn new(config: Config, seed: u64) -> World {
         let pool = Pool::new(config.pool, START);
@@ -248,8 +256,8 @@ impl World {
             node.pool_jobs.push_back(action);
         }
         // Where others use it too, whoever owns it tells them.
-        while !(self.shares_pool && n == 1) && node.pool.next_hungry().is_some() {
-            node.channel.on_pool_changed();
+        if !(self.shares_pool && n == 1) {
+            node.feed_hungry();
         }
     }
 
@@ -405,8 +413,8 @@ impl World {
             PoolAction::Allocate(slab) => {
                 node.mem.add_slab(slab);
                 node.pool.on_allocated(self.now, slab, true);
-                while node.pool.next_hungry().is_some() {
-                    node.channel.on_pool_changed();
+                if !(self.shares_pool && n == 1) {
+                    node.feed_hungry();
                 }
             }
             PoolAction::Release(slab) => {

@@ -225,14 +225,17 @@ impl Channel {
         lanes.zip(&self.lanes).filter(|(_, lane)| busy(lane)).map(|(at, _)| at).min()
     }
 
-    /// Idle lanes want less; what they have beyond that, and what lies in draining slabs, is asked back where the pool needs it.
+    /// Idle lanes want less, and nothing where others have nothing; what they have beyond that, and what lies in draining slabs, is
+    /// asked back where the pool needs it.
     pub(super) fn check_lanes(&mut self, now: Nanos, pool: &Pool) {
         let limits = self.setup.limits;
+        let is_short = pool.is_short();
         for lane in &mut self.lanes {
             if now < lane.last_data.plus_ms(limits.lane_idle_ms) {
                 continue;
             }
-            lane.target = limits.idle_slots.clamp(1, lane.depth);
+            // A peer that wants to send on it asks, and is not idle then.
+            lane.target = if is_short { 0 } else { limits.idle_slots.clamp(1, lane.depth) };
             (lane.since_raise, lane.pool_changed) = (0, false);
             let due = lane.reclaim_asked.is_none_or(|asked| now >= asked.plus_ms(limits.reclaim_ms));
             if !due {

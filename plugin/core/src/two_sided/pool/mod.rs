@@ -183,6 +183,8 @@ pub struct PoolStats {
 struct Lent {
     recvs: u32,
     sends: u32,
+    /// It was told that it is its turn to borrow for a RECV.
+    invited: bool,
 }
 
 /// Peers that wait, each once, in the order in which they began to.
@@ -194,12 +196,13 @@ struct Waiters {
 }
 
 impl Waiters {
-    fn join(&mut self, peer: PeerKey) {
-        if let Entry::Vacant(place) = self.place.entry(peer) {
-            place.insert(self.next);
-            self.line.insert(self.next, peer);
-            self.next += 1;
-        }
+    /// Whether it did not wait already.
+    fn join(&mut self, peer: PeerKey) -> bool {
+        let Entry::Vacant(place) = self.place.entry(peer) else { return false };
+        place.insert(self.next);
+        self.line.insert(self.next, peer);
+        self.next += 1;
+        true
     }
 
     fn leave(&mut self, peer: PeerKey) {
@@ -239,7 +242,7 @@ pub struct Pool {
     peers: HashMap<PeerKey, Lent>,
     hungry: Waiters,
     send_hungry: Waiters,
-    /// Peers with RECVs in a slab that has begun to drain.
+    /// Peers that should look which of their RECVs they can spare.
     asked: Waiters,
     /// Slabs that are ACTIVE.
     active: u32,
@@ -303,19 +306,29 @@ impl Pool {
     /// A FREE slot becomes a RECV of that lane; `None`: there is none, or the peer has its share. A peer that got none because
     /// there is none is told by [`Pool::next_hungry`] when it is worth asking again.
     pub fn lend(&mut self, holder: Holder) -> Option<SlotId> {
-        let has = self.peers.get(&holder.peer).expect("a borrower has joined").recvs;
+        let Lent { recvs: has, invited, .. } = self.peers[&holder.peer];
         if has >= self.share_of(holder.peer) {
             self.counters.share_reached += 1;
             return None;
         }
-        let slot = if self.has_recv_slot() { self.take(SlotState::Posted(holder)) } else { None };
+        // Nobody passes those who wait: what one that gives a slot back took again at once would never come to them.
+        let its_turn = invited || self.recv_slots() > self.hungry.others(holder.peer);
+        let slot =
+            if its_turn && self.recv_slots() > 0 { self.take(SlotState::Posted(holder)) } else { None };
         let Some(slot) = slot else {
             self.counters.starved += 1;
-            self.hungry.join(holder.peer);
+            let new = self.hungry.join(holder.peer);
+            if new && has == 0 && !self.can_grow() {
+                self.ask_all();
+            }
             return None;
         };
-        self.peers.get_mut(&holder.peer).expect("just looked up").recvs += 1;
+        let lent = self.peers.get_mut(&holder.peer).expect("just looked up");
+        (lent.recvs, lent.invited) = (lent.recvs + 1, false);
         self.hungry.leave(holder.peer);
+        if !self.hungry.is_empty() && self.is_short() {
+            self.asked.join(holder.peer);
+        }
         Some(slot)
     }
 
@@ -364,11 +377,15 @@ impl Pool {
         Some(SlotId { slab: SlabId(slab), index })
     }
 
-    /// Whether a slot is free that is not kept for SENDs.
-    fn has_recv_slot(&self) -> bool {
+    /// Free slots that are not kept for SENDs.
+    fn recv_slots(&self) -> u32 {
         let total = self.active_count() * self.config.slab_slots;
         let reserve = self.config.send_reserve.min((total / 4).max(1));
-        self.free > 0 && self.free + self.sending > reserve
+        self.free.min((self.free + self.sending).saturating_sub(reserve))
+    }
+
+    fn has_recv_slot(&self) -> bool {
+        self.recv_slots() > 0
     }
 
     /// What a peer may hold: its share; less while others wait and there can be no more slots.
@@ -468,13 +485,32 @@ impl Pool {
         !self.hungry.is_empty() || self.slab_count() > self.config.base_slabs
     }
 
-    /// A peer that got no slot and may get one now, or whose RECVs lie in a slab that has begun to drain: its channel is told by
+    /// Somebody waits who has not a single RECV. Then idle lanes should give back their last as well: where there are fewer slots
+    /// than peers, those that are idle would keep the others from ever sending.
+    pub fn is_short(&self) -> bool {
+        self.hungry.line.values().any(|peer| self.peers[peer].recvs == 0)
+    }
+
+    /// All that have RECVs are to look whether they can spare them.
+    pub(super) fn ask_all(&mut self) {
+        let holders = self.peers.iter().filter(|(_, lent)| lent.recvs > 0).map(|(peer, _)| *peer);
+        // In an order that does not depend on the table's.
+        for peer in holders.collect::<BTreeSet<_>>() {
+            self.asked.join(peer);
+        }
+    }
+
+    /// A peer that got no slot and may get one now, or whose RECVs are missed (their slab drains, or somebody has none): its channel is told by
     /// `on_pool_changed`. Ask until `None` whenever slots came back, a slab was made, or the pool was asked for actions.
     #[must_use]
     pub fn next_hungry(&mut self) -> Option<PeerKey> {
         // Those first whose slots come back soon.
         let sender = if self.free > 0 { self.send_hungry.pop() } else { None };
-        let fed = sender.or_else(|| if self.has_recv_slot() { self.hungry.pop() } else { None });
+        let fed = sender.or_else(|| {
+            let peer = if self.has_recv_slot() { self.hungry.pop() } else { None }?;
+            self.peers.get_mut(&peer).expect("who waits has joined").invited = true;
+            Some(peer)
+        });
         fed.or_else(|| self.asked.pop())
     }
 

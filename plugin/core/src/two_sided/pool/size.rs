@@ -52,6 +52,9 @@ impl Pool {
             slab.state = SlabState::Gone;
             self.counters.allocation_failed += 1;
             self.retry_at = now.plus_ms(self.config.retry_ms);
+            if self.is_short() {
+                self.ask_all();
+            }
             return;
         }
         slab.slots = vec![SlotState::Free; slots as usize];

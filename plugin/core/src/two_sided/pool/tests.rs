@@ -293,3 +293,28 @@ fn slots_to_send_from_are_shared_among_those_who_wait_and_asking_them_in_turn_en
     }
     assert!(served.iter().all(|&n| n >= 90), "{served:?}");
 }
+
+#[test]
+fn nobody_passes_those_who_wait() {
+    let mut pool = small_pool(4);
+    (0..5).for_each(|_| assert!(pool.lend(holder(4)).is_some()));
+    let mine = pool.lend(holder(1)).expect("the last");
+    assert!(!pool.is_short());
+    assert_eq!((pool.lend(holder(2)), pool.lend(holder(3))), (None, None));
+    assert!(pool.is_short(), "two have none at all");
+    let asked = [pool.next_hungry(), pool.next_hungry(), pool.next_hungry()];
+    assert_eq!(asked, [Some(PEER), Some(PeerKey(4)), None], "who has some looks what it can spare");
+    pool.flushed(mine);
+    assert_eq!(pool.lend(holder(1)), None, "what it gives back is not its own again");
+    assert_eq!(pool.next_hungry(), Some(PeerKey(2)), "they come in the order in which they began to wait");
+    // One that is told and does not want any more keeps nobody from it.
+    assert_eq!(pool.next_hungry(), Some(PeerKey(3)));
+    let slot = pool.lend(holder(3)).expect("its turn");
+    let asked = [pool.next_hungry(), pool.next_hungry(), pool.next_hungry()];
+    assert_eq!(asked, [Some(PeerKey(4)), Some(PeerKey(3)), None], "and may have to give it up for the first");
+    pool.flushed(slot);
+    assert_eq!(pool.next_hungry(), Some(PEER));
+    assert!(pool.lend(holder(1)).is_some());
+    assert!(!pool.is_short());
+    pool.audit();
+}
