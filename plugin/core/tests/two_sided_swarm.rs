@@ -36,6 +36,7 @@ fn config(rng: &mut Rng) -> Config {
         max_sge: rng.pick(&[2, 4, 16]),
         gather: rng.below(2) == 0,
         data_crc: rng.below(2) == 0,
+        heads: rng.below(2) == 0,
         data_bytes: 2 * (JOBS as usize + 1) * SLOT,
         ..Config::default()
     };

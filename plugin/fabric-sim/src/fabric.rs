@@ -101,7 +101,7 @@ fn work_requests(batch: &Batch<'_>, inline_bytes: usize) -> Result<Vec<Wr>, Fabr
         let kind = match extra.op {
             ExtraOp::Write => WrKind::Write { source, remote_addr, remote_key, imm: None },
             ExtraOp::WriteImm(imm) => WrKind::Write { source, remote_addr, remote_key, imm: Some(imm) },
-            ExtraOp::Send => WrKind::Send { source },
+            ExtraOp::Send | ExtraOp::SendHead => WrKind::Send { source },
         };
         chain.push(wr(batch.work.len(), kind, extra.fenced));
     }

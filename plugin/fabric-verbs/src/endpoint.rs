@@ -220,7 +220,7 @@ impl Endpoint {
         let (op, mark) = match extra.op {
             ExtraOp::Write => (Opcode::Write, 0),
             ExtraOp::WriteImm(imm) => (Opcode::WriteWithImm(imm), 0),
-            ExtraOp::Send => (Opcode::Send, WrId::SEND_OP),
+            ExtraOp::Send | ExtraOp::SendHead => (Opcode::Send, WrId::SEND_OP),
         };
         let wr_id = self.wr_id(seq as u32) | mark;
         let flags = SendFlags { signaled: false, fenced: extra.fenced };

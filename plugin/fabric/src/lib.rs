@@ -120,6 +120,25 @@ pub trait Fabric: Send + Sync {
     /// Adds RECVs in order. An empty slot (`len_bytes` 0) serves immediates and zero-length messages only.
     fn post_recv(&self, endpoint: EndpointId, slots: &[RecvSlot]) -> Result<(), FabricError>;
 
+    /// From now on SENDs of the peer that have a head ([`ExtraOp::SendHead`]) are received in two steps, [`CompletionKind::RecvHead`] and
+    /// [`Fabric::take`]: the rest needs no place in the RECV's slot, and one copy less. `false`: this fabric puts
+    /// every message into its slot.
+    fn receive_heads(&self, endpoint: EndpointId) -> bool {
+        let _ = endpoint;
+        false
+    }
+
+    /// Moves the rests of the oldest messages of which only the head was received, in order, each to where it is told to: on the caller's
+    /// thread, and not after this call. Returns how many are there or dropped, counted from the first, and why the next is not; without a
+    /// reason it was enough for one call. Never blocks. A message that is taken completes at its sender.
+    ///
+    /// # Safety of use
+    /// Nothing else uses the places meanwhile. Whether they are there is found out.
+    fn take(&self, endpoint: EndpointId, rests: &[Rest]) -> (usize, Option<Untaken>) {
+        let _ = (endpoint, rests);
+        (0, Some(Untaken::Gone))
+    }
+
     /// Posts a batch. The caller has made sure (ledger) that the send queue has room for all of it; everything is taken or
     /// the error tells how many work requests were, and the endpoint must then be fenced. Never blocks, never copies bulk data.
     fn post(&self, endpoint: EndpointId, batch: &Batch<'_>) -> Result<(), PostError>;

@@ -212,7 +212,7 @@ impl Extra<'_> {
         if self.gather.is_empty() {
             return Ok(());
         }
-        if self.op != ExtraOp::Send {
+        if !matches!(self.op, ExtraOp::Send | ExtraOp::SendHead) {
             return Err(FabricError::Invalid(format!(
                 "{:?} with a gather list: only a SEND has one",
                 self.op
@@ -248,6 +248,9 @@ pub enum ExtraOp {
     WriteImm(u32),
     /// SEND of `bytes` and what is gathered into the target's next RECV slot.
     Send,
+    /// The same, and `bytes` are enough for the target to know where the rest goes: it may take it there at once ([`crate::Fabric::take`]).
+    /// Fabrics without that send it like any other.
+    SendHead,
 }
 
 /// A chain of work requests for one doorbell: `work` in order, then `extra`.
@@ -298,8 +301,36 @@ pub enum CompletionKind {
     RecvImm(u32),
     /// A SEND of `len_bytes` arrived in slot `seq`.
     RecvSend,
+    /// Of a SEND of `len_bytes` the first `head_bytes` arrived in slot `seq`. The rest waits for [`crate::Fabric::take`], and so does whatever
+    /// was sent behind it.
+    RecvHead {
+        /// Bytes that are there.
+        head_bytes: u32,
+    },
+    /// More of the rest that [`crate::Fabric::take`] has found incomplete is here.
+    RecvMore,
     /// A RECV was flushed.
     RecvFlushed,
+}
+
+/// Where the rest of a message goes whose head was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// Its first byte, in any memory of this process; `None`: nowhere, it is not wanted.
+    pub to: Option<u64>,
+    /// Bytes: those of the message without its head.
+    pub len_bytes: u32,
+}
+
+/// Why a rest was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untaken {
+    /// It is not all here: [`CompletionKind::RecvMore`] tells when to ask again, for the same place or for none.
+    Later,
+    /// Memory at its place cannot be written. What is left of it is dropped, as if it was not wanted.
+    Unmapped,
+    /// The endpoint is in error.
+    Gone,
 }
 
 /// Outcome of a work request.

@@ -177,6 +177,17 @@ impl ChunkSet {
         self.count += u32::from(first);
         first
     }
+
+    /// Takes it out again; `false`: it was not in.
+    pub fn remove(&mut self, nth: u32) -> bool {
+        if !self.contains(nth) {
+            return false;
+        }
+        let (at, bit) = (nth as usize / 64, 1 << (nth % 64));
+        *(if at == 0 { &mut self.first } else { &mut self.more[at - 1] }) &= !bit;
+        self.count -= 1;
+        true
+    }
 }
 
 #[cfg(test)]
@@ -228,10 +239,16 @@ mod tests {
         }
 
         #[test]
-        fn a_set_counts_each_chunk_once(numbers in prop::collection::vec(0u32..1000, 0..200)) {
+        fn a_set_counts_each_chunk_once(
+            numbers in prop::collection::vec((0u32..1000, prop::bool::weighted(0.2)), 0..200),
+        ) {
             let (mut set, mut model) = (ChunkSet::default(), std::collections::BTreeSet::new());
-            for n in numbers {
+            for (n, out) in numbers {
                 prop_assert_eq!(set.contains(n), model.contains(&n));
+                if out {
+                    prop_assert_eq!(set.remove(n), model.remove(&n));
+                    continue;
+                }
                 let with = set.bytes_with(n);
                 prop_assert_eq!(set.insert(n), model.insert(n));
                 prop_assert_eq!(set.bytes(), with);

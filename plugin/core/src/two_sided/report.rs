@@ -344,6 +344,8 @@ pub struct TwoCounters {
     pub ended_chunks: u64,
     pub released_chunks: u64,
     pub late_read_chunks: u64,
+    pub heads_received: u64,
+    pub rests_lost: u64,
     pub late_answers: u64,
     pub late_completions: u64,
     pub refused_chunks: u64,

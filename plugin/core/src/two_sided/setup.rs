@@ -303,7 +303,8 @@ pub enum TwoAction<'a> {
     },
     /// SEND a data message.
     SendData(DataSend<'a>),
-    /// Copy out of a data slot, now or later and on any thread; then [`super::channel::Channel::on_placed`].
+    /// Copy out of a data slot, now or later and on any thread; then [`super::channel::Channel::on_placed`]. Or take the rest of a message
+    /// ([`PlaceJob::rest`]).
     Place(PlaceJob),
 }
 
@@ -320,6 +321,19 @@ pub struct PlaceJob {
     pub to: Place,
     /// Bytes.
     pub len: u32,
+    /// The bytes are not in the slot: they are the rest of a message of which only the head was received.
+    pub rest: Option<RestOf>,
+}
+
+/// The rest of a message. Rests of an endpoint are taken in the order in which they were handed out; each ends with
+/// [`super::channel::Channel::on_placed`] or [`super::channel::Channel::on_lost`]. While one is awaited it may cease to be wanted
+/// ([`super::channel::Channel::wants`]): it is lost then, and goes nowhere when it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestOf {
+    /// Whose oldest message it is.
+    pub endpoint: EndpointId,
+    /// `false`: it goes nowhere, whatever the job says, and is lost.
+    pub wanted: bool,
 }
 
 /// What a copy belongs to.
@@ -329,4 +343,11 @@ pub struct Ticket {
     pub(super) transfer: u64,
     pub(super) chunk: u32,
     pub(super) slot: SlotId,
+}
+
+impl Ticket {
+    /// Of what belongs to no transfer: they count from 1.
+    pub(super) fn of_none(slot: SlotId) -> Ticket {
+        Ticket { direction: Direction::Write, transfer: 0, chunk: 0, slot }
+    }
 }

@@ -214,9 +214,9 @@ fn wrs_of(batch: &Batch<'_>) -> Vec<Wr> {
             len: extra.bytes.len() as u32,
             imm: match extra.op {
                 ExtraOp::WriteImm(imm) => Some(imm),
-                ExtraOp::Write | ExtraOp::Send => None,
+                ExtraOp::Write | ExtraOp::Send | ExtraOp::SendHead => None,
             },
-            send: extra.op == ExtraOp::Send,
+            send: matches!(extra.op, ExtraOp::Send | ExtraOp::SendHead),
             signaled: false,
             fenced: extra.fenced,
         });

@@ -31,6 +31,8 @@ pub struct Mem {
     slabs: Slabs,
     control: RefCell<Vec<Vec<u8>>>,
     page: RefCell<Vec<u8>>,
+    /// What waits to be taken, by the slot of its head.
+    rests: RefCell<HashMap<SlotId, Vec<u8>>>,
     slot_bytes: usize,
     slab_bytes: usize,
     gather: bool,
@@ -47,6 +49,7 @@ impl Mem {
             slabs,
             control: RefCell::default(),
             page: RefCell::default(),
+            rests: RefCell::default(),
             slot_bytes: config.slot as usize,
             slab_bytes: (config.slot * config.pool.slab_slots) as usize,
             gather: config.gather,
@@ -91,8 +94,30 @@ impl Mem {
     }
 
     pub fn place(&self, job: &PlaceJob) {
-        let bytes = self.slot(job.slot, job.at as usize, job.len as usize);
+        let bytes = match job.rest {
+            Some(_) => self.take_rest(job),
+            None => self.slot(job.slot, job.at as usize, job.len as usize),
+        };
         self.set_data(self.at(job.to), &bytes);
+    }
+
+    /// The bytes of a job that are not in its slot.
+    pub fn take_rest(&self, job: &PlaceJob) -> Vec<u8> {
+        let rest = self.rests.borrow_mut().remove(&job.slot).expect("a rest is taken once");
+        assert_eq!(rest.len(), job.len as usize, "{job:?}");
+        rest
+    }
+
+    /// A message, of which only the head goes into the slot if it has one.
+    pub fn fill_with(&self, slot: SlotId, bytes: &[u8], head: Option<usize>) {
+        let (head, rest) = bytes.split_at(head.unwrap_or(bytes.len()));
+        self.fill(slot, head);
+        if !rest.is_empty() {
+            assert!(
+                self.rests.borrow_mut().insert(slot, rest.to_vec()).is_none(),
+                "{slot:?} is not lent twice"
+            );
+        }
     }
 
     fn slot(&self, slot: SlotId, at: usize, len: usize) -> Vec<u8> {

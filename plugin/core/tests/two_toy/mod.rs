@@ -22,7 +22,9 @@ use std::sync::Arc;
 
 use baton_core::two_sided::channel::{Channel, Durable};
 use baton_core::two_sided::chunks::Piece;
-use baton_core::two_sided::codec::{CONTROL_SLOT_BYTES, Direction, Status, append_data_crc};
+use baton_core::two_sided::codec::{
+    CONTROL_SLOT_BYTES, DATA_HEADER_BYTES, DataHeader, DataKind, Direction, Status, append_data_crc,
+};
 use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::pool::*;
 use baton_core::two_sided::report::*;
@@ -45,6 +47,8 @@ pub struct Config {
     pub max_sge: u32,
     pub gather: bool,
     pub data_crc: bool,
+    /// Plain data messages are received in two steps.
+    pub heads: bool,
     pub data_bytes: usize,
     pub limits: TwoLimits,
     pub pool: PoolConfig,
@@ -66,6 +70,7 @@ impl Default for Config {
             max_sge: 4,
             gather: true,
             data_crc: false,
+            heads: false,
             data_bytes: 1 << 20,
             limits: TwoLimits {
                 request_depth: 16,
@@ -142,6 +147,8 @@ pub struct World {
     pub frozen: Vec<(usize, usize)>,
     /// Ends whose completions are not polled.
     pub unpolled: Vec<(usize, usize)>,
+    /// Whatever a hostile peer sends on a lane is received in two steps, with so long a head.
+    pub false_heads: Option<usize>,
     /// Nodes whose copies do not run.
     pub no_copies: Vec<usize>,
     /// The peer may be hostile: a SEND without a RECV is its own fault. What crossed last is kept, by end.
@@ -206,6 +213,7 @@ impl World {
             rng: Rng::new(seed),
             frozen: Vec::new(),
             unpolled: Vec::new(),
+            false_heads: None,
             no_copies: Vec::new(),
             hostile: false,
             tap: Vec::new(),
@@ -368,21 +376,23 @@ impl World {
                 return self.fence(n, index);
             }
         }
+        let head = match self.false_heads {
+            Some(len) => Some(len).filter(|len| *len < bytes.len()),
+            None => Some(DATA_HEADER_BYTES).filter(|_| self.config.heads && index > 0 && is_plain(&bytes)),
+        };
         let peer = &mut self.nodes[1 - n];
         let (id, recv) = peer.ends[index].recvs.pop_front().expect("a SEND met no RECV: credit is broken");
         match recv {
             Recv::Control(slot) => peer.mem.fill_control(slot, &bytes),
-            Recv::Data(slot) => peer.mem.fill(slot, &bytes),
+            Recv::Data(slot) => peer.mem.fill_with(slot, &bytes, head),
         }
+        let kind = match head {
+            Some(len) => CompletionKind::RecvHead { head_bytes: len as u32 },
+            None => CompletionKind::RecvSend,
+        };
         let len = bytes.len() as u32;
         let id = u64::from(id as u32);
-        peer.ends[index].cq.push_back(completion(
-            index,
-            CompletionKind::RecvSend,
-            WcStatus::Success,
-            id,
-            len,
-        ));
+        peer.ends[index].cq.push_back(completion(index, kind, WcStatus::Success, id, len));
     }
 
     /// A hostile peer sends bytes of its own making: they take a RECV like any others.
@@ -395,6 +405,16 @@ impl World {
         let fail = self.fail_copy.take_if(|(node, _)| *node == n).map(|(_, status)| status);
         let node = &mut self.nodes[n];
         let job = node.copies.swap_remove(which);
+        if let Some(rest) = job.rest {
+            // What arrived before the end of an epoch may be there or not.
+            let gone = node.channel.end_reason().is_some() && self.rng.below(2) == 0;
+            if gone || !rest.wanted || !node.channel.wants(&job.ticket) {
+                node.mem.take_rest(&job);
+                node.channel.on_lost(job.ticket, &mut node.pool);
+                self.pump(n);
+                return;
+            }
+        }
         let outcome = match fail {
             Some(status) => Err(status),
             None => {
@@ -596,6 +616,13 @@ impl Node {
     pub fn recvs(&self, index: usize) -> usize {
         self.ends[index].recvs.len()
     }
+}
+
+/// Whether its header is enough to know where it goes.
+fn is_plain(bytes: &[u8]) -> bool {
+    let Some(head) = bytes.first_chunk() else { return false };
+    let header = DataHeader::decode(head, bytes.len() as u32, u32::MAX);
+    header.is_ok_and(|h| matches!(h.kind, DataKind::Write | DataKind::ReadResp) && !h.data_crc)
 }
 
 impl End {

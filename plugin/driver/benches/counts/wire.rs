@@ -75,12 +75,14 @@ fn carry(wire: &Wire, endpoint: EndpointId, batch: &Batch<'_>) {
     let mut arrived = batch.imm.map(|imm| (CompletionKind::RecvImm(imm), 0));
     if let Some(extra) = &batch.extra {
         arrived = match extra.op {
-            ExtraOp::Send => Some((CompletionKind::RecvSend, extra.len_bytes() as u32)),
+            ExtraOp::Send | ExtraOp::SendHead => Some((CompletionKind::RecvSend, extra.len_bytes() as u32)),
             ExtraOp::WriteImm(imm) => Some((CompletionKind::RecvImm(imm), 0)),
             ExtraOp::Write => arrived,
         };
         let to = match extra.op {
-            ExtraOp::Send => hub.ends[peer_side][peer_slot as usize].recvs.front().expect("credit").addr,
+            ExtraOp::Send | ExtraOp::SendHead => {
+                hub.ends[peer_side][peer_slot as usize].recvs.front().expect("credit").addr
+            }
             ExtraOp::Write | ExtraOp::WriteImm(_) => extra.remote_addr,
         };
         // SAFETY: a record's or credit word's place in a ring or page of the other engine, or the slot of a RECV of its own; it lives as

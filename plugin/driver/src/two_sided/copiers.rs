@@ -40,7 +40,18 @@ pub(super) struct Copy {
 }
 
 /// A copy that has ended.
-pub(super) type Copied = (Ticket, u32, Result<(), Status>);
+pub(super) type Copied = (Ticket, u32, Outcome);
+
+/// How.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome {
+    /// The bytes are there.
+    Placed,
+    /// They cannot be placed.
+    Failed(Status),
+    /// They did not come, or were not wanted any more.
+    Lost,
+}
 
 impl Copy {
     pub fn run(self) -> Copied {
@@ -48,7 +59,7 @@ impl Copy {
         // posted again before the copy was reported.
         let well = unsafe { self.area.read_to(self.at, self.to, self.len as usize) };
         drop(self.held);
-        (self.ticket, self.len, if well { Ok(()) } else { Err(Status::CopyFailed) })
+        (self.ticket, self.len, if well { Outcome::Placed } else { Outcome::Failed(Status::CopyFailed) })
     }
 }
 

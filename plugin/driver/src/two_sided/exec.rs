@@ -9,8 +9,9 @@ use baton_core::two_sided::setup::TwoSetup;
 use baton_fabric::{Completion, CompletionKind, EndpointId, Fabric};
 
 use super::bounce::Slabs;
-use super::copiers::{Copied, Outside};
+use super::copiers::{Copied, Outcome, Outside};
 use super::post::Post;
+use super::rests::Rests;
 use super::view::{Found, View};
 use super::{ChannelArea, Copiers, Regions, SharedBounce};
 
@@ -30,6 +31,7 @@ pub struct Executor {
     rails: Vec<u8>,
     found: RefCell<Found>,
     copied: Vec<Copied>,
+    rests: Rests,
     outside: Option<Outside>,
 }
 
@@ -48,7 +50,9 @@ impl Executor {
         let mut rails: Vec<u8> = setup.lanes.iter().map(|lane| fabric.rail(lane.endpoint)).collect();
         rails.sort_unstable();
         rails.dedup();
-        let post = Post::new(fabric, Arc::clone(&slabs), area, regions, &setup);
+        let heads = setup.lanes.iter().all(|lane| fabric.receive_heads(lane.endpoint));
+        let post = Post::new(fabric, Arc::clone(&slabs), area, regions, &setup, heads);
+        let rests = Rests::new(&setup, heads);
         let channel = Channel::new(setup, durable, now);
         Executor {
             channel,
@@ -58,6 +62,7 @@ impl Executor {
             rails,
             found: RefCell::default(),
             copied: Vec::new(),
+            rests,
             outside: None,
         }
     }
@@ -96,8 +101,12 @@ impl Executor {
             self.channel.on_completion(now, done, &view, &mut bounce.pool);
         }
         drop(bounce);
-        for done in done.iter().filter(|done| done.kind == CompletionKind::Send) {
-            self.post.on_sent(done);
+        for done in done {
+            match done.kind {
+                CompletionKind::Send => self.post.on_sent(done),
+                CompletionKind::RecvMore => self.rests.more(done.endpoint),
+                _ => {}
+            }
         }
     }
 
@@ -121,7 +130,12 @@ impl Executor {
             let view = view(&self.post, &self.slabs, &self.rails, Some(&self.found));
             let mut bounce = self.bounce.lock();
             for (ticket, len, outcome) in self.copied.drain(..) {
-                self.channel.on_placed(now, ticket, len, outcome, &mut bounce.pool);
+                let pool = &mut bounce.pool;
+                match outcome {
+                    Outcome::Placed => self.channel.on_placed(now, ticket, len, Ok(()), pool),
+                    Outcome::Failed(status) => self.channel.on_placed(now, ticket, len, Err(status), pool),
+                    Outcome::Lost => self.channel.on_lost(ticket, pool),
+                }
             }
             let action = self.channel.next_action(now, &view, &mut bounce.pool);
             drop(bounce);
@@ -140,10 +154,14 @@ impl Executor {
         }
     }
 
-    /// Does the copies that are due, up to `budget` bytes of them, and hands out the others.
+    /// Does the copies that are due, up to `budget` bytes of them, hands out the others, and takes the rests of messages that are here.
     fn copy(&mut self, budget: &mut u32) {
         let ended = self.channel.end_reason().is_some();
         while let Some(job) = self.channel.next_place() {
+            if let Some(rest) = job.rest {
+                self.rests.push(rest.endpoint, job);
+                continue;
+            }
             let copy = match self.post.prepare(&job) {
                 Ok(copy) => copy,
                 Err(refused) => {
@@ -162,6 +180,8 @@ impl Executor {
             *budget = budget.saturating_sub(job.len);
             self.copied.push(own.run());
         }
+        let (fabric, regions) = (self.post.fabric(), self.post.regions());
+        self.rests.take(fabric, &self.channel, regions, ended, &mut self.copied);
         match &self.outside {
             // Whoever ends the epoch finds no copy under way.
             Some(outside) if ended => outside.take_all(&mut self.copied),

@@ -6,6 +6,7 @@
 //!   view     what a channel may look at                     channel_area  memory of one channel
 //!   bounce   a fabric's pool with its slabs                 bounces       all pools, and the thread that tends them
 //!   served   regions that peers may name                    area          registered memory of the engine's own
+//!   rests    of messages, which need no slot                copiers       threads that copy out of slots
 //! ```
 //! What is registered is gathered where it lies, anything else is copied into a slot of the pool that is lent for that SEND.
 //! Lock order: whoever holds an [`Executor`] (a peer's lock) may lock [`Bounce`], which may look up a slab; never the other way.
@@ -19,6 +20,7 @@ mod exec;
 mod life;
 mod path;
 mod post;
+mod rests;
 mod served;
 mod view;
 

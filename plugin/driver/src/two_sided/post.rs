@@ -9,7 +9,7 @@ use baton_core::two_sided::setup::{DataSend, Place, PlaceJob, Source, Span, TwoA
 use baton_fabric::{Batch, Completion, EndpointId, Extra, ExtraOp, Fabric, FabricError, RecvSlot, Sge};
 
 use super::bounce::Slabs;
-use super::copiers::{Copied, Copy};
+use super::copiers::{Copied, Copy, Outcome};
 use super::view::{Found, Pin};
 use super::{Area, ChannelArea, Held, Regions};
 
@@ -31,6 +31,8 @@ pub(super) struct Post {
     ends: Vec<End>,
     peer_credit: (u64, u64),
     inline_bytes: usize,
+    /// The fabric lets its receivers say where messages go.
+    heads: bool,
     // Working space, so that nothing is allocated at work.
     recvs: Vec<RecvSlot>,
     gather: Vec<Sge>,
@@ -38,6 +40,9 @@ pub(super) struct Post {
     /// The host's memory of the message handed out last could not be read.
     source_failed: bool,
 }
+
+/// From so many bytes of data on the receiver is let say where they go: below, one more step costs as much as one more copy.
+const HEAD_FROM_BYTES: u32 = 16 * 1024;
 
 /// What an endpoint sends beside a list of pieces.
 struct Wr {
@@ -50,6 +55,12 @@ impl Wr {
     fn send(seq: u64) -> Wr {
         Wr { seq, op: ExtraOp::Send, remote: (0, 0) }
     }
+
+    /// A data message. A header of a single block says all that the receiver needs to know.
+    fn data(send: &DataSend<'_>) -> Wr {
+        let headed = matches!(send.spans, [span] if span.len >= HEAD_FROM_BYTES) && !send.data_crc;
+        Wr { op: if headed { ExtraOp::SendHead } else { ExtraOp::Send }, ..Wr::send(send.seq) }
+    }
 }
 
 impl Post {
@@ -59,6 +70,7 @@ impl Post {
         area: ChannelArea,
         regions: Arc<dyn Regions>,
         setup: &TwoSetup,
+        heads: bool,
     ) -> Post {
         let end = |id| End { id, rail: fabric.rail(id), held: VecDeque::new() };
         let lanes = setup.lanes.iter().map(|lane| lane.endpoint);
@@ -74,6 +86,7 @@ impl Post {
             ends,
             peer_credit,
             inline_bytes,
+            heads,
             recvs,
             gather,
             prefix,
@@ -83,6 +96,10 @@ impl Post {
 
     pub fn area(&self) -> &ChannelArea {
         &self.area
+    }
+
+    pub fn fabric(&self) -> &dyn Fabric {
+        &*self.fabric
     }
 
     pub fn regions(&self) -> &dyn Regions {
@@ -200,7 +217,14 @@ impl Post {
             to += len;
         }
         area.write(begin, &self.prefix);
-        self.post(&self.ends[at], &Wr::send(send.seq), (&area, begin, to - begin), &[])
+        let (end, wr) = (&self.ends[at], Wr::data(send));
+        if wr.op == ExtraOp::SendHead && self.heads {
+            let (from, len) = (begin + send.prefix.len(), to - begin - send.prefix.len());
+            let local_key = area.local_key(end.rail, from, len)?;
+            let rest = Sge { addr: area.addr(from), local_key, len_bytes: len as u32 };
+            return self.post(end, &wr, (&area, begin, send.prefix.len()), &[rest]);
+        }
+        self.post(end, &Wr::send(send.seq), (&area, begin, to - begin), &[])
     }
 
     fn data_gathered(
@@ -239,7 +263,7 @@ impl Post {
         let place = self.area.prefix(prefix);
         self.area.slots.write(place, &self.prefix);
         let bytes = (&self.area.slots, place, self.prefix.len());
-        self.post(&self.ends[at], &Wr::send(send.seq), bytes, &self.gather)?;
+        self.post(&self.ends[at], &Wr::data(send), bytes, &self.gather)?;
         // What it reads stays until it has completed.
         let mut last = None;
         for span in send.spans {
@@ -286,7 +310,7 @@ impl Post {
             Place::Region(region, offset) => {
                 // Once more: it may have been withdrawn since the chunk was checked.
                 let held = self.regions.hold(region, offset, job.len.into(), Direction::Write);
-                let held = held.map_err(|status| (job.ticket, job.len, Err(status)))?;
+                let held = held.map_err(|status| (job.ticket, job.len, Outcome::Failed(status)))?;
                 (held.addr(), Some(held))
             }
         };

@@ -105,7 +105,7 @@ impl Railed {
             self.check(endpoint, key, false)?;
         }
         match extra.op {
-            ExtraOp::Send => Ok(()),
+            ExtraOp::Send | ExtraOp::SendHead => Ok(()),
             _ if extra.bytes.is_empty() && extra.remote_key == 0 => Ok(()),
             _ => self.check(endpoint, extra.remote_key, true),
         }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use baton_fabric::{EndpointConfig, EndpointId};
 use parking_lot::Mutex;
 
+use super::heads::Heads;
 use super::peer::Peer;
 use super::pull::{Batch, MAX_PARTS, Stamp};
 use super::recv::RecvQueue;
@@ -56,6 +57,8 @@ pub struct Puller {
     pub bulk_done: u64,
     /// Bytes of the oldest READ that are here already.
     pub read_offset: u64,
+    /// Messages from `head` on of which only the beginning was pulled.
+    pub heads: Heads,
     /// Since when entry `head` waits for a RECV.
     pub stalled: Option<Instant>,
     /// Stamps of the peer's regions by index, for the bounds of READs.
@@ -79,6 +82,10 @@ pub struct Endpoint {
     pub again: AtomicBool,
     /// Entry `head` waits for a RECV. Written under `recv`.
     pub stalled: AtomicBool,
+    /// Messages with a head are received in two steps.
+    pub heads: AtomicBool,
+    /// Rests wait for [`baton_fabric::Fabric::take`]. Written under `pull`.
+    pub held: AtomicBool,
     /// Mirrors `Puller::head`.
     pub served: AtomicU64,
     pub link: OnceLock<Link>,
@@ -109,11 +116,14 @@ impl Endpoint {
                 message: None,
                 bulk_done: 0,
                 read_offset: 0,
+                heads: Heads::default(),
                 stalled: None,
                 known: Default::default(),
             }),
             again: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            heads: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             served: AtomicU64::new(0),
             link: OnceLock::new(),
         })
@@ -151,7 +161,8 @@ impl Endpoint {
     pub fn has_work(&self) -> bool {
         let Some(link) = self.live_link() else { return false };
         let waiting = link.ring.tail() != self.served.load(Ordering::Acquire) && !link.ring.is_closed();
-        (waiting && !self.stalled.load(Ordering::SeqCst)) || self.send.lock().has_reads()
+        let blocked = self.stalled.load(Ordering::SeqCst) || self.held.load(Ordering::SeqCst);
+        (waiting && !blocked) || self.send.lock().has_reads()
     }
 
     /// Whether [`Endpoint::drain`](super::Fabric) would hand out something.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use baton_fabric::{CompletionKind, WcStatus};
 
 use super::endpoint::{Endpoint, Link, Puller};
+use super::heads;
 use super::inner::{Inner, Moved};
 use super::pull::{Fault, MAX_KEYS};
 use super::recv::RecvQueue;
@@ -60,7 +61,7 @@ impl<'a> Guards<'a> {
 
 /// Why gathering stopped before the end of the ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stop {
+pub enum Stop {
     /// Enough for one call, or the end of the ring.
     Full,
     /// The next entry waits for a RECV.
@@ -81,6 +82,9 @@ struct Gathered {
 /// Does up to `budget` bytes of the peer's work.
 pub fn serve(inner: &Inner, endpoint: &Endpoint, puller: &mut Puller, budget: usize) -> Moved {
     let Some(link) = endpoint.live_link() else { return Moved::NOTHING };
+    if !puller.heads.is_empty() {
+        return Moved::NOTHING;
+    }
     let tail = link.ring.tail();
     if tail == puller.head {
         return Moved::NOTHING;
@@ -155,7 +159,7 @@ fn serve_open(
         inner.fail_inbound(endpoint, link, status);
         return Moved { bytes, more: false };
     }
-    let more = puller.head != link.ring.tail() && puller.stalled.is_none();
+    let more = puller.head != link.ring.tail() && puller.stalled.is_none() && puller.heads.is_empty();
     Moved { bytes, more }
 }
 
@@ -179,8 +183,10 @@ fn gather(
     let mut message = puller.message;
     let mut ordinal = puller.head;
     let mut cut = 0;
+    let takes_heads = endpoint.heads.load(Ordering::Relaxed);
     let stop = loop {
-        let spent = puller.batch.bytes() >= budget || puller.entries.len() == puller.entries.capacity();
+        let bytes = puller.batch.bytes() as u64 + puller.heads.bytes();
+        let spent = bytes >= budget as u64 || puller.entries.len() == puller.entries.capacity();
         if ordinal == tail || spent || cut != 0 {
             break Stop::Full;
         }
@@ -189,8 +195,22 @@ fn gather(
         if offset > u64::from(entry.len) {
             break Stop::Nonsense;
         }
-        if message.is_some() && !entry.has(ring::SEND) {
+        if message.is_some() && (!entry.has(ring::SEND) || entry.has(ring::HEAD)) {
             break Stop::Nonsense;
+        }
+        if entry.has(ring::HEAD) && takes_heads {
+            match heads::gather((link, ordinal, tail), (&recv, recvs), puller, guards) {
+                Ok(Some(cells)) => {
+                    (ordinal, recvs) = (ordinal + cells, recvs + 1);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(stop) => break stop,
+            }
+        }
+        if !puller.heads.is_empty() {
+            // It comes after their rests.
+            break Stop::Full;
         }
         let write_into = match destination(&mut entry, &recv, recvs, message.unwrap_or(0)) {
             Ok(remote) => remote,
@@ -218,7 +238,7 @@ fn gather(
         puller.entries.push(entry);
         ordinal += 1;
     };
-    if stop == Stop::NoRecv && puller.entries.is_empty() {
+    if stop == Stop::NoRecv && puller.entries.is_empty() && puller.heads.is_empty() {
         // Under the lock, so that a RECV that comes now finds the mark.
         endpoint.stalled.store(true, Ordering::SeqCst);
     } else {
@@ -296,6 +316,11 @@ fn finish(
         puller.head += 1;
         puller.head_offset = 0;
     }
+    // Their parts come last.
+    let Puller { heads, .. } = puller;
+    heads.finish(heads.len().min(left), endpoint, &mut recv);
+    finished.received |= !heads.is_empty();
+    endpoint.held.store(!heads.is_empty(), Ordering::SeqCst);
     endpoint.served.store(puller.head, Ordering::Release);
     Some(finished)
 }

@@ -12,12 +12,14 @@
 //! | `door` | which endpoints have news, and who sleeps |
 //! | `ring`, `send`, `payload`, `recv` | the queues of an endpoint |
 //! | `pull`, `inbound`, `outbound` | moving bytes |
+//! | `heads` | messages whose receiver says where they go |
 //! | `shared`, `copy` | managed memory of peers, mapped and copied without the kernel |
 //! | `inner`, `pool` | who does the work, and when |
 
 mod copy;
 mod door;
 mod endpoint;
+mod heads;
 mod inbound;
 mod inner;
 mod outbound;
@@ -40,11 +42,12 @@ use std::time::{Duration, Instant};
 
 use baton_fabric::{
     Batch, Caps, Completion, EndpointConfig, EndpointId, ExtraOp, Fabric, FabricError, INLINE_PROGRESS_BYTES,
-    Keys, Memory, Op, PostError, RecvSlot,
+    Keys, Memory, Op, PostError, RecvSlot, Rest, Untaken,
 };
 
 use door::MAX_SLOTS;
 use endpoint::{Endpoint, Link, State, ring_depth};
+use heads::Heads;
 use inner::Inner;
 use payload::INLINE_BYTES;
 use peer::{EndpointAddress, FabricAddress};
@@ -282,6 +285,21 @@ impl Fabric for LocalFabric {
         Ok(())
     }
 
+    fn receive_heads(&self, id: EndpointId) -> bool {
+        let Some(endpoint) = self.inner.endpoint(id) else { return false };
+        let depth = endpoint.recv.lock().depth();
+        endpoint.pull.lock().heads = Heads::with_room(depth);
+        endpoint.heads.store(true, Ordering::SeqCst);
+        true
+    }
+
+    fn take(&self, id: EndpointId, rests: &[Rest]) -> (usize, Option<Untaken>) {
+        match self.inner.endpoint(id) {
+            Some(endpoint) => heads::take(&self.inner, &endpoint, rests),
+            None => (0, Some(Untaken::Gone)),
+        }
+    }
+
     fn post(&self, id: EndpointId, batch: &Batch<'_>) -> Result<(), PostError> {
         let refuse = |error| PostError { taken: 0, error };
         let endpoint = self.known(id).map_err(refuse)?;
@@ -458,6 +476,10 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
             entry.flags |= ring::IMM;
         }
         ExtraOp::Send => entry.flags |= ring::SEND,
+        ExtraOp::SendHead if extra.bytes.is_empty() || extra.pieces().nth(1).is_none() => {
+            entry.flags |= ring::SEND;
+        }
+        ExtraOp::SendHead => entry.flags |= ring::SEND | ring::HEAD,
     }
     let mut list = None;
     if entry.len != 0 && !extra.gather.is_empty() {

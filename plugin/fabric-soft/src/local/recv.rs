@@ -31,6 +31,11 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// RECVs and completions at most.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
     /// RECVs posted and unconsumed.
     pub fn available(&self) -> usize {
         self.slots.len()

@@ -35,8 +35,10 @@ pub const FAULT: u32 = 32;
 pub const MORE: u32 = 64;
 /// The initiator's memory is managed: the target may copy out of a mapping of it.
 pub const SHARED: u32 = 128;
+/// With `MORE`, of the first entry of a message: what is in it tells the target where the others go.
+pub const HEAD: u32 = 256;
 
-const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE | SHARED;
+const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE | SHARED | HEAD;
 
 /// One work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,9 @@ impl Entry {
     fn from_words(words: [u64; 6]) -> Option<Entry> {
         let flags = u32::try_from(words[5]).ok().filter(|flags| flags & !RING_FLAGS == 0)?;
         if flags & MORE != 0 && flags & (SEND | IMM | SIGNALED) != SEND {
+            return None;
+        }
+        if flags & HEAD != 0 && flags & MORE == 0 {
             return None;
         }
         Some(Entry {
@@ -340,6 +345,7 @@ mod tests {
             Entry { flags: MORE, ..entry },
             Entry { flags: MORE | SEND | IMM, ..entry },
             Entry { flags: MORE | SEND | SIGNALED, ..entry },
+            Entry { flags: HEAD | SEND, ..entry },
         ] {
             ring.write(9, bad);
             assert_eq!(peer.read(9), None, "{bad:?}");

@@ -136,8 +136,10 @@ impl SendQueue {
             return;
         };
         let pieces = self.lists.get(list);
+        let mut head = item.entry.flags & ring::HEAD;
         for (left, piece) in (0..pieces.len()).rev().zip(pieces) {
-            let flags = if left > 0 { ring::SEND | ring::MORE } else { item.entry.flags };
+            let last = item.entry.flags & !ring::HEAD;
+            let flags = if left > 0 { ring::SEND | ring::MORE | std::mem::take(&mut head) } else { last };
             let (own_addr, own_key, len) = (piece.addr, piece.local_key, piece.len_bytes);
             ring.write(self.pushed, Entry { own_addr, own_key, len, flags, ..item.entry });
             self.pushed += 1;

@@ -97,6 +97,10 @@ pub(super) struct Endpoint {
     pub rx_hup: AtomicBool,
     /// Reading waits for a RECV.
     pub rx_stalled: AtomicBool,
+    /// Messages with a head are received in two steps.
+    pub heads: AtomicBool,
+    /// Reading waits for [`baton_fabric::Fabric::take`].
+    pub rx_held: AtomicBool,
     /// There may be something to send.
     pub tx_work: AtomicBool,
     /// The socket takes no more at the moment.
@@ -138,6 +142,8 @@ impl Endpoint {
             rx_ready: AtomicBool::new(false),
             rx_hup: AtomicBool::new(false),
             rx_stalled: AtomicBool::new(false),
+            heads: AtomicBool::new(false),
+            rx_held: AtomicBool::new(false),
             tx_work: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             queued: AtomicBool::new(false),
@@ -181,6 +187,7 @@ impl Endpoint {
     pub fn rx_runnable(&self) -> bool {
         self.rx_ready.load(Ordering::SeqCst)
             && !self.rx_stalled.load(Ordering::SeqCst)
+            && !self.rx_held.load(Ordering::SeqCst)
             && matches!(self.state(), State::Open | State::Closing)
     }
 
@@ -214,6 +221,7 @@ impl Endpoint {
         }
         shared.counters.refusals_sent.add(1);
         self.rx_stalled.store(false, Ordering::SeqCst);
+        self.rx_held.store(false, Ordering::SeqCst);
         // What is on its way has to be read, or closing would cut off the refusal.
         self.rx_ready.store(true, Ordering::SeqCst);
         self.tx_work.store(true, Ordering::SeqCst);

@@ -26,6 +26,8 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"BTE1");
 pub const ACK_WANTED: u8 = 1;
 /// The message goes on in the next frame.
 pub const MORE: u8 = 2;
+/// The message begins with a head of `imm` bytes, which tells where the rest goes.
+pub const HEAD: u8 = 4;
 
 /// What a frame does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ pub enum FrameOp {
 pub struct Header {
     /// What it does.
     pub op: FrameOp,
-    /// [`ACK_WANTED`], [`MORE`].
+    /// [`ACK_WANTED`], [`MORE`], [`HEAD`].
     pub flags: u8,
     /// Pieces in the table.
     pub count: u16,
@@ -64,7 +66,7 @@ pub struct Header {
     pub seq: u64,
     /// The peer's work requests below this number are placed.
     pub ack: u64,
-    /// Immediate.
+    /// Immediate, or length of a message's head.
     pub imm: u32,
     /// Whole length of the work request that carries the immediate, or of the message.
     pub message_bytes: u32,
@@ -317,7 +319,7 @@ pub fn decode(b: &[u8; HEADER], epoch: u32) -> Result<Header, Malformed> {
 fn check(h: &Header) -> Result<(), Malformed> {
     let flags = match h.op {
         FrameOp::Write | FrameOp::Imm | FrameOp::Ack => ACK_WANTED,
-        FrameOp::Send => ACK_WANTED | MORE,
+        FrameOp::Send => ACK_WANTED | MORE | HEAD,
         FrameOp::ReadReq | FrameOp::ReadResp | FrameOp::Nak => 0,
     };
     if h.flags & !flags != 0 {
@@ -336,12 +338,16 @@ fn check(h: &Header) -> Result<(), Malformed> {
     let has_message = matches!(h.op, FrameOp::Imm | FrameOp::Send);
     let unused = (!has_pieces && h.count != 0)
         || (!has_message && h.message_bytes != 0)
-        || (h.op != FrameOp::Imm && h.imm != 0)
+        || (h.op != FrameOp::Imm && h.flags & HEAD == 0 && h.imm != 0)
         || (has_pieces && (h.op == FrameOp::ReadReq || h.count == 0) && h.len != 0)
         || (matches!(h.op, FrameOp::Ack | FrameOp::Nak) && (h.len != 0 || h.ends != 0))
         || (h.op == FrameOp::Ack && h.seq != 0);
     if unused {
         return Err(Malformed::Unused);
+    }
+    // Its message is in one frame, and there is something before and behind the cut.
+    if h.flags & HEAD != 0 && (h.flags & MORE != 0 || h.imm == 0 || h.imm >= h.len) {
+        return Err(Malformed::Flags);
     }
     let ends_fit = match h.op {
         // The last piece may go on in the next frame; without pieces it is one WRITE of nothing.

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use baton_fabric::{
     Batch, Caps, Completion, EndpointConfig, EndpointId, Fabric, FabricError, INLINE_PROGRESS_BYTES, Keys,
-    Memory, PostError, RecvSlot,
+    Memory, PostError, RecvSlot, Rest, Untaken,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -252,6 +252,23 @@ impl Fabric for TcpFabric {
         Ok(())
     }
 
+    fn receive_heads(&self, endpoint: EndpointId) -> bool {
+        let Some(endpoint) = self.shared.endpoint(endpoint) else { return false };
+        endpoint.heads.store(true, Ordering::SeqCst);
+        true
+    }
+
+    fn take(&self, endpoint: EndpointId, rests: &[Rest]) -> (usize, Option<Untaken>) {
+        let Some(endpoint) = self.shared.endpoint(endpoint) else { return (0, Some(Untaken::Gone)) };
+        let outcome = pump::take(&self.shared, &endpoint, rests);
+        if self.shared.has_completions() {
+            self.shared.wake();
+        } else if self.shared.has_ready() {
+            self.shared.wake_later();
+        }
+        outcome
+    }
+
     fn post(&self, endpoint: EndpointId, batch: &Batch<'_>) -> Result<(), PostError> {
         let refuse = |error| PostError { taken: 0, error };
         let endpoint = self.find(endpoint).map_err(refuse)?;
@@ -297,7 +314,8 @@ impl Fabric for TcpFabric {
 
     fn serve(&self, budget_bytes: usize) -> bool {
         let mut left = budget_bytes;
-        let mut bulk: Option<Instant> = None;
+        // Rests are taken between two calls, and those that are not all here are awaited like other bulk.
+        let mut bulk = self.shared.awaited.swap(false, Ordering::Relaxed).then(Instant::now);
         loop {
             self.shared.collect();
             if self.shared.has_ready() {

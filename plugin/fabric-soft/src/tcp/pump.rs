@@ -1,13 +1,16 @@
 //! Who moves bytes when: events, `poll`, `serve`, `post` and the IO threads all come here.
 //!
 //! Each half of a connection has a lock that is only ever tried. Who finds it taken leaves a flag (`rx_ready`, `tx_work`)
-//! behind, and whoever lets go of the lock looks at the flags afterwards: no work is lost and nobody waits.
+//! behind, and whoever lets go of the lock looks at the flags afterwards: no work is lost and nobody waits. Only [`take`] does, for somebody
+//! who finds that there is nothing to read before it.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use baton_fabric::{Rest, Untaken};
 use rustix::event::epoll::EventFlags;
 
+use super::BULK_BYTES;
 use super::endpoint::{Endpoint, State};
 use super::shared::Shared;
 
@@ -55,6 +58,18 @@ pub(super) fn send(shared: &Shared, endpoint: &Arc<Endpoint>, budget: usize) -> 
     }
     settle(shared, endpoint);
     moved
+}
+
+/// Moves the rest of the message whose head was received; there is never more than one.
+pub(super) fn take(shared: &Shared, endpoint: &Arc<Endpoint>, rests: &[Rest]) -> (usize, Option<Untaken>) {
+    let Some(rest) = rests.first() else { return (0, None) };
+    // Whoever has the lock finds out that it may not read, and lets go.
+    let untaken = endpoint.rx.lock().take_rest(shared, endpoint, rest);
+    if untaken == Some(Untaken::Later) && rest.len_bytes as usize >= BULK_BYTES {
+        shared.awaited.store(true, Ordering::Relaxed);
+    }
+    settle(shared, endpoint);
+    (usize::from(untaken.is_none()), untaken)
 }
 
 /// After letting go of a lock: what others left behind meanwhile, and the end of a failed endpoint.

@@ -1,19 +1,21 @@
 //! The receiving half of a connection: parses headers from a small buffer and lets the kernel put payload straight into
 //! registered memory, under guards, for the duration of one system call.
 
+mod message;
+
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use baton_fabric::{Completion, CompletionKind, RecvSlot, WcStatus};
 
 use super::MAX_MESSAGE_BYTES;
 use super::endpoint::{Ask, Endpoint, State};
 use super::frame::{
-    self, ACK_WANTED, FrameOp, HEADER, Header, MAX_READS, MORE, Malformed, PIECE, Piece, Status, TRAILER,
+    self, ACK_WANTED, FrameOp, HEAD, HEADER, Header, MAX_READS, Malformed, PIECE, Piece, Status,
+    TRAILER,
 };
 use super::guards::{Entry, Guards};
 use super::send_queue::Landing;
-use super::shared::{RECV_PATIENCE, Shared};
+use super::shared::Shared;
 use super::sys;
 use super::transmit::Iov;
 
@@ -32,6 +34,8 @@ enum Phase {
     /// A message needs a slot for its bytes.
     Slot,
     Payload,
+    /// The head of a message is placed, and whoever receives it says where the rest goes.
+    Rest,
     Trailer,
     /// An immediate needs a RECV.
     Recv,
@@ -59,6 +63,7 @@ struct Message {
 enum Parsed {
     NeedBytes,
     NeedRecv,
+    NeedTake,
     /// The endpoint's state changed.
     Ended,
 }
@@ -92,6 +97,18 @@ pub(super) struct Receiver {
     iov: Iov,
     /// Some target of the frame is not mapped: its payload goes through the buffer, to find out which.
     careful: bool,
+    /// Payload behind the head of a message.
+    rest: u32,
+    /// Bytes of the rest that are dealt with.
+    taken: u32,
+    /// What is left of the rest is not wanted.
+    dropping: bool,
+    /// Inside of [`Receiver::take_rest`].
+    taking: bool,
+    /// Whoever takes the rest waits for more of it.
+    asked: bool,
+    /// Bytes of rests taken and not acknowledged.
+    unacknowledged: u64,
     /// An own READ of the frame has nowhere to land: bytes before it. The rest is thrown away.
     spoiled: Option<u32>,
 }
@@ -114,6 +131,8 @@ impl Receiver {
                     endpoint.rx_ready.store(true, Ordering::SeqCst);
                     return moved;
                 }
+                Parsed::NeedTake if self.tell_more(shared, endpoint) => return moved,
+                Parsed::NeedTake => continue,
                 Parsed::Ended => continue,
             }
             if moved >= budget {
@@ -351,6 +370,10 @@ impl Receiver {
                     if self.left > 0 {
                         return Parsed::NeedBytes;
                     }
+                    if self.rest > 0 {
+                        self.head_is_here(shared, endpoint);
+                        return Parsed::NeedTake;
+                    }
                     self.phase = match self.current().op {
                         FrameOp::ReadResp => Phase::Trailer,
                         FrameOp::Imm => Phase::Recv,
@@ -358,6 +381,7 @@ impl Receiver {
                     };
                     Ok(())
                 }
+                Phase::Rest => return Parsed::NeedTake,
                 Phase::Trailer => match self.take::<TRAILER>() {
                     None => return Parsed::NeedBytes,
                     Some(bytes) => self.trailer(shared, endpoint, &bytes),
@@ -394,7 +418,7 @@ impl Receiver {
         self.header = Some(h);
         self.acknowledged(shared, endpoint, h.ack)?;
         (self.at, self.off, self.left) = (0, 0, h.len as usize);
-        (self.careful, self.spoiled) = (false, None);
+        (self.careful, self.spoiled, self.rest) = (false, None, 0);
         self.targets.clear();
         let request = matches!(h.op, FrameOp::Write | FrameOp::Imm | FrameOp::ReadReq | FrameOp::Send);
         if request && h.seq != self.next {
@@ -442,37 +466,6 @@ impl Receiver {
             endpoint.fail(shared, Some(WcStatus::LocalAccess));
         }
         Ok(())
-    }
-
-    fn message_frame(&mut self, h: &Header) -> Result<Phase, Malformed> {
-        if h.message_bytes > MAX_MESSAGE_BYTES {
-            return Err(Malformed::PieceLength);
-        }
-        let filled = self.message.map_or(0, |m| m.filled);
-        let end = u64::from(filled) + u64::from(h.len);
-        let fits = if h.flags & MORE != 0 {
-            h.len > 0 && end < u64::from(h.message_bytes)
-        } else {
-            end == u64::from(h.message_bytes)
-        };
-        if !fits || self.message.is_some_and(|m| m.total != h.message_bytes) {
-            return Err(Malformed::Continuation);
-        }
-        match self.message {
-            None => Ok(Phase::Slot),
-            Some(message) => {
-                self.target_of(&message);
-                Ok(Phase::Payload)
-            }
-        }
-    }
-
-    fn target_of(&mut self, message: &Message) {
-        if self.left > 0 {
-            let addr = message.slot.addr.wrapping_add(u64::from(message.filled));
-            let len = self.left as u32;
-            self.targets.push(Target { addr, key: message.slot.local_key, len, remote: false });
-        }
     }
 
     fn table(&mut self, shared: &Shared, endpoint: &Endpoint, at: usize) -> Result<(), Malformed> {
@@ -541,60 +534,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// `false`: it has waited long enough.
-    fn wait_for_recv(&mut self, shared: &Shared, endpoint: &Endpoint) -> bool {
-        let now = Instant::now();
-        let since = *endpoint.stalled_since.lock().get_or_insert(now);
-        if now.duration_since(since) >= RECV_PATIENCE {
-            *endpoint.stalled_since.lock() = None;
-            let h = self.current();
-            let number = h.seq + u64::from(h.ends.max(1)) - 1;
-            self.refuse(shared, endpoint, number, Status::NoRecv);
-            return false;
-        }
-        if now == since {
-            shared.counters.recv_waits.add(1);
-        }
-        endpoint.rx_stalled.store(true, Ordering::SeqCst);
-        // A RECV that was posted before the flag was set did not see it.
-        if !endpoint.rq.lock().slots.is_empty() {
-            endpoint.rx_stalled.store(false, Ordering::SeqCst);
-        }
-        shared.tick_soon();
-        true
-    }
-
-    /// A RECV is there for the message or immediate.
-    fn received(&mut self, shared: &Shared, endpoint: &Endpoint, slot: RecvSlot) {
-        *endpoint.stalled_since.lock() = None;
-        let h = self.current();
-        if h.op == FrameOp::Imm {
-            shared.complete(
-                endpoint,
-                Completion {
-                    endpoint: endpoint.id,
-                    kind: CompletionKind::RecvImm(h.imm),
-                    status: WcStatus::Success,
-                    seq: u64::from(slot.id),
-                    len_bytes: h.message_bytes,
-                },
-            );
-            self.phase = Phase::Done;
-            return;
-        }
-        let message = Message { slot, total: h.message_bytes, filled: 0 };
-        self.message = Some(message);
-        if h.message_bytes > slot.len_bytes {
-            self.refuse(shared, endpoint, h.seq, Status::TooLong);
-            return;
-        }
-        self.target_of(&message);
-        self.phase = Phase::Payload;
-    }
-
     /// The frame is placed.
     fn done(&mut self, shared: &Shared, endpoint: &Endpoint) {
         let h = self.current();
+        // One that was received in two steps was told of before.
         if let (FrameOp::Send, Some(message)) = (h.op, self.message.as_mut()) {
             message.filled += h.len;
             if h.ends == 1 {
@@ -618,7 +561,10 @@ impl Receiver {
     fn ack_if_wanted(&self, endpoint: &Endpoint, h: &Header) {
         if h.flags & ACK_WANTED != 0 {
             endpoint.ack_due.store(true, Ordering::SeqCst);
-            endpoint.tx_work.store(true, Ordering::SeqCst);
+            // Whoever takes messages one by one tells of several at once.
+            if h.flags & HEAD == 0 || !self.taking {
+                endpoint.tx_work.store(true, Ordering::SeqCst);
+            }
         }
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Wr {
     pub imm: u32,
     /// Buffer that holds the bytes, if they were copied.
     pub buffer: Option<u32>,
+    /// Bytes of a SEND that tell where the rest goes; 0 for none.
+    pub head: u32,
     /// List of the pieces, if they are gathered.
     pub list: Option<u32>,
     pub kind: Kind,
@@ -151,6 +153,7 @@ impl SendQueue {
                 remote_key: t.remote_key,
                 len: t.len_bytes,
                 imm: if has_imm { batch.imm.unwrap_or(0) } else { 0 },
+                head: 0,
                 buffer: None,
                 list: None,
                 kind: if t.op == Op::Read { Kind::Read } else { Kind::Write },
@@ -220,6 +223,7 @@ impl SendQueue {
             ExtraOp::Write => {}
             ExtraOp::WriteImm(imm) => (wr.has_imm, wr.imm) = (true, imm),
             ExtraOp::Send => wr.kind = Kind::Send,
+            ExtraOp::SendHead => (wr.kind, wr.head) = (Kind::Send, extra.bytes.len() as u32),
         }
         if !extra.gather.is_empty() {
             wr.list = Some(self.lists.keep(extra.pieces(), self.max_sge as usize));

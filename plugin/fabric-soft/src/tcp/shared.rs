@@ -64,6 +64,8 @@ pub(super) struct Shared {
     ticking: AtomicBool,
     lease: Timer,
     leased: AtomicBool,
+    /// A rest was taken as far as it is here.
+    pub awaited: AtomicBool,
 }
 
 impl Shared {
@@ -93,6 +95,7 @@ impl Shared {
             ticking: AtomicBool::new(false),
             lease,
             leased: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
         })
     }
 

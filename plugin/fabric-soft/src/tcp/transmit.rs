@@ -11,7 +11,7 @@ use baton_fabric::{Sge, WcStatus};
 
 use super::endpoint::{Endpoint, State};
 use super::frame::{
-    self, ACK_WANTED, FrameOp, Header, MAX_FRAME_BYTES, MAX_PIECES, MORE, Piece, Status, TRAILER,
+    self, ACK_WANTED, FrameOp, HEAD, Header, MAX_FRAME_BYTES, MAX_PIECES, MORE, Piece, Status, TRAILER,
 };
 use super::guards::{Entry, Guards};
 use super::send_queue::{Kind, SendQueue, Wr};
@@ -320,6 +320,10 @@ impl Transmitter {
         if sq.advance(wr, len) {
             h.ends = 1;
             h.flags = if wr.signaled { ACK_WANTED } else { 0 };
+            if off == 0 && wr.head > 0 && wr.head < len {
+                h.flags |= HEAD;
+                h.imm = wr.head;
+            }
         } else {
             h.flags = MORE;
         }

@@ -12,6 +12,7 @@ mod data;
 mod errors;
 mod gather;
 mod harness;
+mod heads;
 mod life;
 mod order;
 mod receive;
@@ -139,6 +140,15 @@ behaviours! {
         a_gathered_send_longer_than_its_slot_is_refused,
         gather_lists_that_no_endpoint_can_send_are_refused_at_post,
         more_gathered_pieces_than_the_queue_is_deep_go_out_in_turn,
+    }
+    heads::{
+        a_message_with_a_head_goes_straight_to_its_place,
+        what_is_behind_a_rest_waits_for_it_and_comes_in_order,
+        many_rests_are_taken_at_once_as_far_as_they_are_here,
+        a_rest_that_is_not_wanted_goes_nowhere,
+        a_rest_without_memory_is_told_and_dropped_and_the_next_one_comes,
+        after_a_fence_no_rest_is_taken,
+        a_message_with_a_head_longer_than_its_slot_is_refused,
     }
     errors::{
         a_wrong_remote_key_is_refused,

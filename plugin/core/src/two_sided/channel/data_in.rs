@@ -1,6 +1,6 @@
 //! Data messages of the peer: checked, then copied out of their slot by the driver.
 
-use baton_fabric::Completion;
+use baton_fabric::{Completion, CompletionKind};
 
 use super::Channel;
 use crate::ids::Nanos;
@@ -10,7 +10,24 @@ use crate::two_sided::codec::{
 use crate::two_sided::inbox::Verdict;
 use crate::two_sided::pool::{Pool, SlotId};
 use crate::two_sided::report::{TwoEnd, TwoViolation, XferFailure};
-use crate::two_sided::setup::{Place, PlaceJob, Ticket, TwoMemory};
+use crate::two_sided::setup::{Place, PlaceJob, RestOf, Ticket, TwoMemory};
+
+/// A data message that is here, or its head.
+struct Arrived {
+    lane: usize,
+    slot: SlotId,
+    /// Of all of it.
+    len: u32,
+    /// If it is only the head: bytes of that.
+    head_bytes: Option<u32>,
+}
+
+fn head_of(done: &Completion) -> Option<u32> {
+    match done.kind {
+        CompletionKind::RecvHead { head_bytes } => Some(head_bytes),
+        _ => None,
+    }
+}
 
 impl Channel {
     pub(super) fn on_message(
@@ -38,7 +55,12 @@ impl Channel {
         self.counters.messages_received += 1;
         pool.fill(slot);
         let before = self.places.len();
-        let outcome = self.take_message(now, nth, slot, done.len_bytes, mem);
+        self.counters.heads_received += u64::from(head_of(done).is_some());
+        let arrived = Arrived { lane: nth, slot, len: done.len_bytes, head_bytes: head_of(done) };
+        let outcome = self.take_message(now, &arrived, mem);
+        if outcome.is_ok() && self.places.len() == before {
+            self.drop_rest(&arrived);
+        }
         let copies = (self.places.len() - before) as u32;
         self.copies += copies;
         if copies > 0 {
@@ -50,23 +72,44 @@ impl Channel {
         Ok(outcome?)
     }
 
+    /// Whatever was sent behind it waits until it is taken.
+    fn drop_rest(&mut self, arrived: &Arrived) {
+        let Some(head_bytes) = arrived.head_bytes else { return };
+        let rest = Some(RestOf { endpoint: self.lanes[arrived.lane].endpoint, wanted: false });
+        let (slot, len) = (arrived.slot, arrived.len - head_bytes);
+        self.places.push_back(PlaceJob {
+            ticket: Ticket::of_none(slot),
+            slot,
+            at: head_bytes,
+            to: Place::Local(0),
+            len,
+            rest,
+        });
+    }
+
     fn take_message(
         &mut self,
         now: Nanos,
-        nth: usize,
-        slot: SlotId,
-        len: u32,
+        arrived: &Arrived,
         mem: &dyn TwoMemory,
     ) -> Result<(), TwoViolation> {
+        let Arrived { lane: nth, slot, len, head_bytes } = *arrived;
         let id = self.lanes[nth].id;
         let wrong = |error| TwoViolation::Message { lane: id, error };
         let slot_bytes = self.setup.slot_bytes;
         if len < DATA_HEADER_BYTES as u32 || len > slot_bytes {
             return Err(wrong(MessageError::Size { len, slot_bytes }));
         }
+        if head_bytes.is_some_and(|bytes| bytes != DATA_HEADER_BYTES as u32 || bytes >= len) {
+            return Err(wrong(MessageError::Head { bytes: head_bytes.unwrap_or(0) }));
+        }
         let mut head = [0; DATA_HEADER_BYTES];
         mem.read_slot(slot, 0, &mut head);
         let header = DataHeader::decode(&head, len, slot_bytes).map_err(wrong)?;
+        let plain = matches!(header.kind, DataKind::Write | DataKind::ReadResp) && !header.data_crc;
+        if head_bytes.is_some() && !plain {
+            return Err(wrong(MessageError::Head { bytes: DATA_HEADER_BYTES as u32 }));
+        }
         if header.session != self.setup.session {
             self.counters.stale_session += 1;
             return Ok(());
@@ -87,7 +130,7 @@ impl Channel {
         }
         self.note_use(now, nth);
         let mut blocks = std::mem::take(&mut self.work.blocks);
-        let outcome = self.take_blocks(now, nth, slot, &header, &head, &mut blocks, mem);
+        let outcome = self.take_blocks(now, arrived, &header, &head, &mut blocks, mem);
         self.work.blocks = blocks;
         outcome
     }
@@ -103,18 +146,17 @@ impl Channel {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn take_blocks(
         &mut self,
         now: Nanos,
-        nth: usize,
-        slot: SlotId,
+        arrived: &Arrived,
         header: &DataHeader,
         head: &[u8; DATA_HEADER_BYTES],
         blocks: &mut Vec<Block>,
         mem: &dyn TwoMemory,
     ) -> Result<(), TwoViolation> {
-        let id = self.lanes[nth].id;
+        let id = self.lanes[arrived.lane].id;
+        let slot = arrived.slot;
         let wrong = |error| TwoViolation::Message { lane: id, error };
         let prefix_bytes = header.prefix_bytes();
         let bytes = &mut self.work.bytes;
@@ -140,9 +182,9 @@ impl Channel {
         let mut at = prefix_bytes as u32;
         for block in blocks.iter() {
             if matches!(header.kind, DataKind::ReadResp | DataKind::ReadPack) {
-                self.take_read_chunk(now, slot, at, block, whole.is_ok())?;
+                self.take_read_chunk(now, arrived, at, block, whole.is_ok())?;
             } else {
-                self.take_write_chunk(slot, at, block, whole.is_ok(), mem)?;
+                self.take_write_chunk(arrived, at, block, whole.is_ok(), mem)?;
             }
             at += block.len;
         }
@@ -151,13 +193,13 @@ impl Channel {
 
     fn take_write_chunk(
         &mut self,
-        slot: SlotId,
+        arrived: &Arrived,
         at: u32,
         block: &Block,
         whole: bool,
         mem: &dyn TwoMemory,
     ) -> Result<(), TwoViolation> {
-        let Block { transfer, region, offset, chunk, len, .. } = *block;
+        let Block { region, offset, len, .. } = *block;
         let verdict = if whole {
             self.durable.inbox.take(block, || mem.check(region, offset, len.into(), Direction::Write))?
         } else {
@@ -165,8 +207,7 @@ impl Channel {
         };
         match verdict {
             Verdict::Place => {
-                let ticket = Ticket { direction: Direction::Write, transfer, chunk, slot };
-                self.places.push_back(PlaceJob { ticket, slot, at, to: Place::Region(region, offset), len });
+                self.place(Direction::Write, arrived, at, block, Place::Region(region, offset));
             }
             Verdict::Duplicate => self.counters.duplicate_chunks += 1,
             Verdict::Ended => self.counters.ended_chunks += 1,
@@ -179,7 +220,7 @@ impl Channel {
     fn take_read_chunk(
         &mut self,
         now: Nanos,
-        slot: SlotId,
+        arrived: &Arrived,
         at: u32,
         block: &Block,
         whole: bool,
@@ -214,8 +255,16 @@ impl Channel {
         }
         (out.copying, out.since) = (out.copying + 1, now);
         let to = Place::Local(out.map.chunk(chunk).local);
-        let ticket = Ticket { direction: Direction::Read, transfer, chunk, slot };
-        self.places.push_back(PlaceJob { ticket, slot, at, to, len: block.len });
+        self.place(Direction::Read, arrived, at, block, to);
         Ok(())
+    }
+
+    fn place(&mut self, direction: Direction, arrived: &Arrived, at: u32, block: &Block, to: Place) {
+        let Block { transfer, chunk, len, .. } = *block;
+        let slot = arrived.slot;
+        let endpoint = self.lanes[arrived.lane].endpoint;
+        let rest = arrived.head_bytes.map(|_| RestOf { endpoint, wanted: true });
+        let ticket = Ticket { direction, transfer, chunk, slot };
+        self.places.push_back(PlaceJob { ticket, slot, at, to, len, rest });
     }
 }

@@ -309,6 +309,9 @@ impl Channel {
     /// A completion of one of the channel's endpoints; others are counted and ignored. Still to be called while the epoch is being
     /// drained: what succeeded on the way counts.
     pub fn on_completion(&mut self, now: Nanos, done: &Completion, mem: &dyn TwoMemory, pool: &mut Pool) {
+        if done.kind == CompletionKind::RecvMore {
+            return;
+        }
         let lane = self.lanes.iter().position(|lane| lane.endpoint == done.endpoint);
         if lane.is_none() && done.endpoint != self.control.endpoint {
             self.counters.late_completions += 1;
@@ -319,7 +322,9 @@ impl Channel {
         }
         match (done.kind, lane) {
             (CompletionKind::Send, lane) => self.on_sent(now, lane, done, pool),
-            (CompletionKind::RecvSend, lane) if done.status == WcStatus::Success => {
+            (CompletionKind::RecvSend | CompletionKind::RecvHead { .. }, lane)
+                if done.status == WcStatus::Success =>
+            {
                 if self.deaf {
                     self.counters.late_completions += 1;
                     return;
@@ -458,6 +463,35 @@ impl Channel {
                 self.after_arrival();
             }
             Direction::Read => self.on_read_placed(now, ticket, outcome),
+        }
+    }
+
+    /// The rest of a message was not wanted any more, or will not come because its endpoint is in error: what it belongs to is as if it had
+    /// not been sent.
+    pub fn on_lost(&mut self, ticket: Ticket, pool: &mut Pool) {
+        self.copies -= 1;
+        self.counters.rests_lost += 1;
+        if pool.placed(ticket.slot) {
+            self.slots_came_back();
+        }
+        match ticket.direction {
+            Direction::Write => {
+                self.durable.inbox.lost(ticket.transfer, ticket.chunk);
+                self.after_arrival();
+            }
+            Direction::Read => self.on_read_lost(ticket),
+        }
+    }
+
+    /// Whether a rest that was handed out and has not come is still wanted: its transfer may have failed meanwhile, or been given up.
+    #[must_use]
+    pub fn wants(&self, ticket: &Ticket) -> bool {
+        match ticket.direction {
+            Direction::Write => self.durable.inbox.wants(ticket.transfer),
+            Direction::Read => {
+                let outbox = &self.durable.outbox;
+                outbox.of_id(ticket.transfer).is_some_and(|at| outbox.get(at).failure.is_none())
+            }
         }
     }
 

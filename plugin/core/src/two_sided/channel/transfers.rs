@@ -238,6 +238,15 @@ impl Channel {
         }
     }
 
+    /// A chunk of an own READ did not come.
+    pub(super) fn on_read_lost(&mut self, ticket: Ticket) {
+        let at = self.durable.outbox.of_id(ticket.transfer).expect("a READ lives as long as its copies");
+        let out = self.durable.outbox.get_mut(at);
+        out.copying -= 1;
+        out.set.remove(ticket.chunk);
+        self.settle(at);
+    }
+
     /// Fails what nothing happened to for too long, and says why.
     pub(super) fn check_waits(&mut self, now: Nanos) {
         let limit_ms = self.setup.limits.wait_ms;

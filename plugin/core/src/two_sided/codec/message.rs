@@ -118,6 +118,12 @@ pub enum MessageError {
     /// Flags that do not exist.
     #[error("flags {0:#06x} do not exist")]
     Flags(u16),
+    /// Only the head of it was received, which is not enough for this kind of message, or is not a header.
+    #[error("a message of which the first {bytes} bytes tell where the rest goes")]
+    Head {
+        /// Received.
+        bytes: u32,
+    },
     /// Not as long as received.
     #[error("{told} bytes behind a header, {received} were received")]
     Length {

@@ -333,6 +333,19 @@ impl Inbox {
         self.settle_write(transfer);
     }
 
+    /// The bytes of a chunk that was to be copied did not come after all: it is not there, and will be sent again.
+    pub fn lost(&mut self, transfer: u64, chunk: u32) {
+        let Some(Entry::Write(write)) = self.entries.get_mut(&transfer) else { return };
+        write.copying -= 1;
+        write.set.remove(chunk);
+        self.settle_write(transfer);
+    }
+
+    /// Whether chunks of a WRITE that are being copied still matter.
+    pub(in crate::two_sided) fn wants(&self, transfer: u64) -> bool {
+        matches!(self.entries.get(&transfer), Some(Entry::Write(write)) if write.ending.is_none())
+    }
+
     fn settle_write(&mut self, transfer: u64) {
         let Some(Entry::Write(write)) = self.entries.get(&transfer) else { return };
         if write.copying > 0 {

@@ -1,0 +1,262 @@
+//! Messages that are received in two steps: the head is pulled into its RECV's slot, the rest when its place is known.
+//!
+//! ```text
+//! entries of the peer's ring:   head          head + entries kept here          tail
+//!                                | heads are here, rests wait |  nothing yet  |
+//! ```
+//! What follows them in the ring waits, so `done` and the RECVs go on in order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
+
+use baton_fabric::{CompletionKind, Rest, Untaken, WcStatus};
+
+use super::endpoint::{Endpoint, Link, Puller};
+use super::inbound::{Guards, Stop};
+use super::inner::{Inner, SLICE_BYTES};
+use super::pull::{Batch, Fault, MAX_KEYS};
+use super::recv::RecvQueue;
+use super::ring::{self, Entry};
+
+/// A message whose head is here.
+#[derive(Clone, Copy)]
+struct Message {
+    /// Entries of it, the head among them.
+    cells: usize,
+    head_bytes: u32,
+    rest_bytes: u32,
+}
+
+impl Message {
+    fn bytes(&self) -> u64 {
+        u64::from(self.head_bytes) + u64::from(self.rest_bytes)
+    }
+}
+
+/// Messages whose rests wait, oldest first, and their entries.
+#[derive(Default)]
+pub struct Heads {
+    messages: VecDeque<Message>,
+    entries: VecDeque<Entry>,
+    bytes: u64,
+}
+
+impl Heads {
+    /// For at most so many messages, most of them of two entries.
+    pub fn with_room(messages: usize) -> Heads {
+        Heads {
+            messages: VecDeque::with_capacity(messages),
+            entries: VecDeque::with_capacity(2 * messages + MAX_KEYS),
+            bytes: 0,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Bytes of the messages.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn push(&mut self, message: Message, entries: &[Entry]) {
+        self.entries.extend(entries);
+        self.bytes += message.bytes();
+        self.messages.push_back(message);
+    }
+
+    fn pop(&mut self) -> Option<(Message, Entry)> {
+        let message = self.messages.pop_front()?;
+        let last = self.entries.drain(..message.cells).next_back().expect("a message has entries");
+        self.bytes -= message.bytes();
+        Some((message, last))
+    }
+
+    /// Keeps the first `count`, whose heads were pulled; completes their RECVs.
+    pub fn finish(&mut self, count: usize, endpoint: &Endpoint, recv: &mut RecvQueue) {
+        while self.messages.len() > count {
+            let message = self.messages.pop_back().expect("it was counted");
+            self.entries.truncate(self.entries.len() - message.cells);
+            self.bytes -= message.bytes();
+        }
+        for message in &self.messages {
+            let kind = CompletionKind::RecvHead { head_bytes: message.head_bytes };
+            recv.complete(endpoint.id, kind, message.bytes() as u32);
+        }
+    }
+}
+
+/// Puts the head of the message that begins at `ordinal` into the batch, if it is one that is received in two steps: the entries that it
+/// has then. `None`: it is received like any other.
+pub fn gather(
+    (link, ordinal, tail): (&Link, u64, u64),
+    (recv, ahead): (&RecvQueue, usize),
+    puller: &mut Puller,
+    guards: &mut Guards<'_>,
+) -> Result<Option<u64>, Stop> {
+    let mut entries = [Entry::default(); MAX_KEYS];
+    let mut cells = 0;
+    let mut bytes = 0u64;
+    loop {
+        // A message is published whole.
+        if ordinal + cells as u64 == tail {
+            return Err(Stop::Nonsense);
+        }
+        if cells == entries.len() {
+            return Ok(None);
+        }
+        let entry = link.ring.read(ordinal + cells as u64).ok_or(Stop::Nonsense)?;
+        if !entry.has(ring::SEND) || cells > 0 && entry.has(ring::HEAD) {
+            return Err(Stop::Nonsense);
+        }
+        entries[cells] = entry;
+        cells += 1;
+        bytes += u64::from(entry.len);
+        if !entry.has(ring::MORE) {
+            break;
+        }
+    }
+    let slot = recv.peek(ahead).ok_or(Stop::NoRecv)?;
+    if bytes > u64::from(slot.len_bytes) {
+        return Err(Stop::Refused(WcStatus::RemoteLength));
+    }
+    let head = entries[0];
+    let rest_bytes = (bytes - u64::from(head.len)) as u32;
+    if head.len == 0 || rest_bytes == 0 {
+        return Ok(None);
+    }
+    match guards.hold(slot.local_key, slot.addr, u64::from(head.len), true, false) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Err(Stop::Full),
+        Err(_) => return Err(Stop::Refused(WcStatus::RemoteAccess)),
+    }
+    if !puller.batch.add(slot.addr, head.own_addr, key_of(&head), head.len as usize, None) {
+        return Err(Stop::Full);
+    }
+    puller.heads.push(Message { cells, head_bytes: head.len, rest_bytes }, &entries[..cells]);
+    Ok(Some(cells as u64))
+}
+
+fn key_of(entry: &Entry) -> u64 {
+    if entry.has(ring::INLINE) { 0 } else { entry.own_key }
+}
+
+/// See [`baton_fabric::Fabric::take`].
+pub fn take(inner: &Inner, endpoint: &Endpoint, rests: &[Rest]) -> (usize, Option<Untaken>) {
+    let mut puller = endpoint.pull.lock();
+    let outcome = match endpoint.live_link() {
+        Some(link) if link.ring.begin_pull() => {
+            let outcome = take_open(inner, endpoint, link, &mut puller, rests);
+            link.ring.end_pull();
+            outcome
+        }
+        _ => (0, Some(Untaken::Gone)),
+    };
+    endpoint.held.store(!puller.heads.is_empty(), Ordering::SeqCst);
+    drop(puller);
+    fence(Ordering::SeqCst);
+    if endpoint.again.swap(false, Ordering::SeqCst) || endpoint.has_work() {
+        inner.add_work(endpoint.id.slot);
+    }
+    outcome
+}
+
+/// The ring is announced busy and not closed.
+fn take_open(
+    inner: &Inner,
+    endpoint: &Endpoint,
+    link: &Link,
+    puller: &mut Puller,
+    rests: &[Rest],
+) -> (usize, Option<Untaken>) {
+    let Puller { batch, heads, .. } = puller;
+    batch.clear();
+    let mut asked = 0;
+    let mut first = 0;
+    for (rest, message) in rests.iter().zip(&heads.messages) {
+        assert_eq!(rest.len_bytes, message.rest_bytes, "the rest of the message whose turn it is");
+        let entries = heads.entries.range(first + 1..first + message.cells);
+        if batch.bytes() >= SLICE_BYTES || !add(batch, rest, entries) {
+            break;
+        }
+        first += message.cells;
+        asked += 1;
+    }
+    let (done, fault) = if batch.len() == 0 {
+        (0, None)
+    } else {
+        inner.stats.pulls.add(1);
+        inner.stats.pull_pieces.add(batch.pieces() as u64);
+        // SAFETY: the caller of `take` lets the places be overwritten until it returns; no part has a source.
+        unsafe { batch.run(&link.peer, &link.stamp) }
+    };
+    let (whole, dropped) = settle(heads, &rests[..asked], done, fault);
+    if !advance(inner, endpoint, link, puller, whole + usize::from(dropped)) {
+        return (0, Some(Untaken::Gone));
+    }
+    match fault {
+        None => (whole, None),
+        Some(fault) => {
+            inner.stats.faults.add(1);
+            let why = match fault {
+                Fault::OwnMemory => return (whole, Some(Untaken::Unmapped)),
+                Fault::PeerMemory => WcStatus::LocalAccess,
+                Fault::Gone => WcStatus::PeerGone,
+            };
+            inner.fail_inbound(endpoint, link, why);
+            (whole, Some(Untaken::Gone))
+        }
+    }
+}
+
+/// `false`: there is no room for all of it.
+fn add<'a>(batch: &mut Batch, rest: &Rest, entries: impl Iterator<Item = &'a Entry>) -> bool {
+    let Some(mut to) = rest.to else { return true };
+    for entry in entries.filter(|entry| entry.len != 0) {
+        if !batch.add(to, entry.own_addr, key_of(entry), entry.len as usize, None) {
+            return false;
+        }
+        to = to.wrapping_add(u64::from(entry.len));
+    }
+    true
+}
+
+/// How many of the messages are dealt with, and whether the next one is dropped, after a pull that copied `parts`.
+fn settle(heads: &Heads, rests: &[Rest], mut parts: usize, fault: Option<Fault>) -> (usize, bool) {
+    let mut first = 0;
+    for (n, (rest, message)) in rests.iter().zip(&heads.messages).enumerate() {
+        let entries = heads.entries.range(first + 1..first + message.cells);
+        let needed = if rest.to.is_some() { entries.filter(|entry| entry.len != 0).count() } else { 0 };
+        if needed > parts {
+            return (n, fault == Some(Fault::OwnMemory));
+        }
+        parts -= needed;
+        first += message.cells;
+    }
+    (rests.len(), false)
+}
+
+/// Moves on behind `count` messages and tells the peer; `false`: either side has ended the connection, and nothing of it counts.
+fn advance(inner: &Inner, endpoint: &Endpoint, link: &Link, puller: &mut Puller, count: usize) -> bool {
+    let recv = endpoint.recv.lock();
+    if !endpoint.is_connected() || link.ring.is_closed() {
+        return false;
+    }
+    let mut signaled = false;
+    for _ in 0..count {
+        let (message, last) = puller.heads.pop().expect("it was counted");
+        puller.head += message.cells as u64;
+        puller.bulk_done = puller.bulk_done.wrapping_add(message.bytes());
+        inner.stats.written_bytes.add(message.bytes());
+        signaled |= last.has(ring::SIGNALED);
+    }
+    endpoint.served.store(puller.head, Ordering::Release);
+    drop(recv);
+    inner.tell_done(endpoint, link, puller.head, link.ring.tail(), signaled, false);
+    true
+}
