@@ -75,6 +75,8 @@ impl Shared {
         self.flush_credit();
         *armed = true;
         if !self.fabrics.iter().all(|fabric| fabric.arm()) {
+            // Most likely a caller is at what waits, and it may wait for this processor.
+            std::thread::yield_now();
             return 0;
         }
         if self.credit_waiters_count.load(Ordering::Relaxed) > 0 {
