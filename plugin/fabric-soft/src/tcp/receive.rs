@@ -10,8 +10,7 @@ use baton_fabric::{Completion, CompletionKind, RecvSlot, WcStatus};
 use super::MAX_MESSAGE_BYTES;
 use super::endpoint::{Ask, Endpoint, State};
 use super::frame::{
-    self, ACK_WANTED, FrameOp, HEAD, HEADER, Header, MAX_READS, Malformed, PIECE, Piece, Status,
-    TRAILER,
+    self, ACK_WANTED, FrameOp, HEAD, HEADER, Header, MAX_READS, Malformed, PIECE, Piece, Status, TRAILER,
 };
 use super::guards::{Entry, Guards};
 use super::send_queue::Landing;
