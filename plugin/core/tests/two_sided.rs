@@ -345,35 +345,6 @@ fn a_region_that_is_withdrawn_while_it_is_read_ends_the_read_with_its_reason() {
 }
 
 #[test]
-fn after_a_cancel_is_reported_no_late_byte_lands() {
-    for seed in 0..40 {
-        let mut world = World::new(Config::default(), 100 + seed);
-        write(&mut world, 1, 1000, 60_000, Some(b"never"));
-        for _ in 0..30 + seed * 5 {
-            world.step();
-        }
-        // Copies at the peer stand still: the report has to wait for them.
-        world.no_copies.push(1);
-        let outcome = world.nodes[0].channel.cancel(1);
-        world.pump(0);
-        world.settle();
-        if !world.nodes[1].copies.is_empty() {
-            assert_eq!(world.nodes[0].done, [], "a copy may still land");
-        }
-        world.no_copies.clear();
-        while world.nodes[0].done.is_empty() {
-            assert!(world.turn());
-        }
-        assert_eq!(world.result_of(0, 1), Some(&Err(XferFailure::Canceled)), "{outcome:?}");
-        world.nodes[1].mem.set_data(1000, &[0; 60_000]);
-        world.settle();
-        assert_eq!(world.nodes[1].mem.data(0, 70_000), [0; 70_000], "the host used its memory again");
-        assert!(world.nodes[1].delivered.is_empty());
-        world.audit();
-    }
-}
-
-#[test]
 fn without_credit_a_transfer_holds_nothing_and_fails_at_its_deadline_with_the_reason() {
     let mut config = Config { first_recvs: 0, ..Config::default() };
     config.pool.peer_slots = 0;

@@ -128,11 +128,14 @@ impl Channel {
         if out.failure.is_some() {
             return TwoCancel::Draining;
         }
-        let note = Owner::Transfer(at);
-        if out.is_moved() && !(out.noted && self.durable.notes_out.withdraw(note)) {
-            return TwoCancel::TooLate;
+        let (begun, moved, noted) = (out.id > 0, out.is_moved(), out.noted);
+        if moved {
+            if !(noted && self.durable.notes_out.withdraw(Owner::Transfer(at))) {
+                return TwoCancel::TooLate;
+            }
+            // That its bytes are there may be told again, after a resend: it stays given up.
+            self.durable.outbox.get_mut(at).silent = true;
         }
-        let (begun, moved) = (out.id > 0, out.is_moved());
         self.fail(at, XferFailure::Canceled, begun && !moved);
         if begun && !moved { TwoCancel::Draining } else { TwoCancel::Canceled }
     }

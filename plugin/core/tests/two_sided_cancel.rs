@@ -1,0 +1,73 @@
+//! Transfers that the host gives up: what is reported, and what still happens to memory and messages.
+
+mod two_toy;
+
+use baton_core::two_sided::codec::Direction;
+use baton_core::two_sided::notes::Resolve;
+use baton_core::two_sided::report::{TwoCancel, XferFailure};
+use two_toy::*;
+
+#[test]
+fn after_a_cancel_is_reported_no_late_byte_lands() {
+    for seed in 0..40 {
+        let mut world = World::new(Config::default(), 100 + seed);
+        world.nodes[0].mem.set_data(1000, &pattern(1, 60_000));
+        world.submit(0, 1, Direction::Write, &[(1000, 1000, 60_000)], Some(b"never"));
+        for _ in 0..30 + seed * 5 {
+            world.step();
+        }
+        // Copies at the peer stand still: the report has to wait for them.
+        world.no_copies.push(1);
+        let outcome = world.nodes[0].channel.cancel(1);
+        world.pump(0);
+        world.settle();
+        if !world.nodes[1].copies.is_empty() {
+            assert_eq!(world.nodes[0].done, [], "a copy may still land");
+        }
+        world.no_copies.clear();
+        while world.nodes[0].done.is_empty() {
+            assert!(world.turn());
+        }
+        assert_eq!(world.result_of(0, 1), Some(&Err(XferFailure::Canceled)), "{outcome:?}");
+        world.nodes[1].mem.set_data(1000, &[0; 60_000]);
+        world.settle();
+        assert_eq!(world.nodes[1].mem.data(0, 70_000), [0; 70_000], "the host used its memory again");
+        assert!(world.nodes[1].delivered.is_empty());
+        world.audit();
+    }
+}
+
+#[test]
+fn a_message_that_was_taken_back_is_not_waited_for_when_the_bytes_are_acknowledged_once_more() {
+    const LEN: usize = 5000;
+    let mut config = Config { lanes: 1, first_recvs: 8, ..Config::default() };
+    config.pool.slab_slots = 16;
+    let mut world = World::new(config, 1);
+    // All of it arrives, and that is lost with the epoch: in the next one each of its chunks is acknowledged. Its notification
+    // has to wait behind others.
+    world.frozen.extend([(0, 0), (1, 0)]);
+    for n in 0..20u8 {
+        world.notify(0, u64::from(n), &[n; 900], Resolve::Sent);
+    }
+    world.nodes[0].mem.set_data(1000, &pattern(1, LEN));
+    world.submit(0, 1, Direction::Write, &[(1000, 1000, LEN)], Some(b"never"));
+    world.settle();
+    assert_eq!(world.nodes[1].placed, LEN as u64);
+    world.frozen.clear();
+    world.next_epoch();
+    // Of its messages one is executed.
+    world.frozen.extend([(0, 0), (0, 1)]);
+    world.execute(0, 1);
+    world.settle();
+    assert_eq!(world.nodes[0].channel.cancel(1), TwoCancel::Canceled, "its message was taken back");
+    world.pump(0);
+    world.execute(0, 1);
+    world.settle();
+    assert_eq!(world.nodes[0].done, [], "its memory is still read");
+    world.frozen.clear();
+    world.settle();
+    assert_eq!(world.result_of(0, 1), Some(&Err(XferFailure::Canceled)));
+    assert_eq!(world.nodes[1].delivered, (0..20u8).map(|n| vec![n; 900]).collect::<Vec<_>>());
+    assert_eq!(world.nodes[1].mem.data(1000, LEN), pattern(1, LEN));
+    world.audit();
+}
