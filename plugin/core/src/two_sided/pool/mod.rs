@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
+use super::codec::DATA_HEADER_BYTES;
 use crate::ids::{LaneId, Nanos};
 
 mod size;
@@ -47,7 +48,8 @@ pub struct PoolConfig {
 impl Default for PoolConfig {
     fn default() -> PoolConfig {
         PoolConfig {
-            slot_bytes: 64 * 1024,
+            // A block of 64 KiB, which is common, is one message.
+            slot_bytes: 64 * 1024 + DATA_HEADER_BYTES as u32,
             slab_slots: 16,
             base_slabs: 1,
             max_slabs: 256,
