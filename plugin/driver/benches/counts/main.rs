@@ -3,6 +3,7 @@
 
 #[macro_use]
 mod steps;
+mod hand_over;
 #[path = "../../tests/two_pair/mod.rs"]
 mod two_pair;
 mod two_sided;
@@ -228,6 +229,9 @@ fn main() {
     });
     engines.finish(&one);
     two_sided::steps();
+    if steps::is_timed() {
+        hand_over::report(&engines, &one, message);
+    }
 }
 
 impl Engines {

@@ -40,8 +40,36 @@ fn id(slot: u32) -> EndpointId {
     EndpointId { slot, generation: 1 }
 }
 
+/// Calls of a fabric.
+#[derive(Clone, Copy, Default)]
+pub struct Calls {
+    polls: usize,
+    posts: usize,
+    recvs: usize,
+}
+
+impl Calls {
+    pub fn add(&mut self, more: Calls) {
+        self.polls += more.polls;
+        self.posts += more.posts;
+        self.recvs += more.recvs;
+    }
+
+    /// For people.
+    pub fn per(&self, rounds: usize) -> String {
+        let per = |calls: usize| calls as f64 / rounds as f64;
+        format!("{:.2} poll, {:.3} post, {:.3} post_recv", per(self.polls), per(self.posts), per(self.recvs))
+    }
+}
+
 thread_local! {
     static COUNTING: Cell<bool> = const { Cell::new(false) };
+    static CALLS: Cell<Calls> = const { Cell::new(Calls { polls: 0, posts: 0, recvs: 0 }) };
+}
+
+/// The calls in counted steps of this thread since the last time.
+pub fn take_calls() -> Calls {
+    CALLS.take()
 }
 
 /// Runs a step that is counted, if callgrind runs us.
@@ -59,12 +87,17 @@ extern "Rust" fn uncounted(work: &mut dyn FnMut()) {
     work();
 }
 
-fn aside<R>(work: impl FnOnce() -> R) -> R {
+fn aside<R>(call: Calls, work: impl FnOnce() -> R) -> R {
     if !COUNTING.get() {
         return work();
     }
     let (mut work, mut out) = (Some(work), None);
-    uncounted(&mut || out = work.take().map(|work| work()));
+    uncounted(&mut || {
+        let mut calls = CALLS.get();
+        calls.add(call);
+        CALLS.set(calls);
+        out = work.take().map(|work| work());
+    });
     out.expect("it ran")
 }
 
@@ -222,15 +255,16 @@ impl Fabric for Wire {
         Ok(())
     }
     fn post_recv(&self, endpoint: EndpointId, slots: &[RecvSlot]) -> Result<(), FabricError> {
-        aside(|| self.lock().ends[self.side][endpoint.slot as usize].recvs.extend(slots));
+        let call = Calls { recvs: 1, ..Calls::default() };
+        aside(call, || self.lock().ends[self.side][endpoint.slot as usize].recvs.extend(slots));
         Ok(())
     }
     fn post(&self, endpoint: EndpointId, batch: &Batch<'_>) -> Result<(), PostError> {
-        aside(|| carry(self, endpoint, batch));
+        aside(Calls { posts: 1, ..Calls::default() }, || carry(self, endpoint, batch));
         Ok(())
     }
     fn poll(&self, out: &mut [Completion]) -> usize {
-        aside(|| take(self, out))
+        aside(Calls { polls: 1, ..Calls::default() }, || take(self, out))
     }
     fn serve(&self, _: usize) -> bool {
         false

@@ -1,0 +1,86 @@
+//! What the completion of a fused WRITE takes and the hand-over of its notification to the host, in time: many rounds of both, each
+//! next to the same clock and the same call of the fabric without an engine.
+//!
+//! ```text
+//!   gross      one call, from one look at the clock to the next
+//!   baseline   one poll of the fabric that finds one completion, measured likewise, in the same round
+//!   net        gross − baseline, of the medians; and of the means without the slowest hundredth, which holds what was interrupted
+//!              and keeps the credit that goes back now and then
+//! ```
+
+use std::sync::Arc;
+
+use baton_driver::{Status, Xfer};
+
+use crate::steps::{WARM_UP, timed};
+use crate::wire::{self, Alone};
+use crate::{Engines, counted_completion, counted_notify};
+
+const ROUNDS: usize = 20_000;
+/// What both may take together, net.
+const GOAL_NS: f64 = 300.0;
+
+/// Nanoseconds of all rounds.
+struct Series(Vec<u64>);
+
+impl Series {
+    fn new() -> Series {
+        Series(Vec::with_capacity(ROUNDS))
+    }
+
+    /// Median, and mean without the slowest hundredth.
+    fn figures(&mut self) -> [f64; 2] {
+        self.0.sort_unstable();
+        let kept = &self.0[..self.0.len() * 99 / 100];
+        [self.0[self.0.len() / 2] as f64, kept.iter().sum::<u64>() as f64 / kept.len() as f64]
+    }
+}
+
+/// Times them and prints the table.
+pub fn report(engines: &Engines, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
+    let Engines { a, b, .. } = engines;
+    let mut alone = Alone::new();
+    let [mut baseline, mut completion, mut notify] = [Series::new(), Series::new(), Series::new()];
+    let mut calls = [wire::Calls::default(); 3];
+    for round in 0..WARM_UP + ROUNDS {
+        a.post(xfer, message).expect("posted");
+        alone.post();
+        let (ns, found) = timed(|| alone.poll());
+        assert_eq!(found, 1, "one completion for one post");
+        let polled = (ns, wire::take_calls());
+        let (ns, status) = timed(|| counted_completion(a, xfer));
+        assert!(matches!(status, Status::Done), "{status:?}");
+        let completed = (ns, wire::take_calls());
+        let (ns, got) = timed(|| counted_notify(b));
+        assert_eq!(got.len(), 1, "one notification for one transfer");
+        let notified = (ns, wire::take_calls());
+        if round >= WARM_UP {
+            let series = [&mut baseline, &mut completion, &mut notify];
+            for ((series, calls), (ns, made)) in
+                series.into_iter().zip(&mut calls).zip([polled, completed, notified])
+            {
+                series.0.push(ns);
+                calls.add(made);
+            }
+        }
+    }
+    println!(
+        "\n{:<24} {:>8} {:>8} {:>8}   {:>8}   calls of the fabric a round",
+        "median of 20000", "gross", "baseline", "net", "net mean"
+    );
+    let base = baseline.figures();
+    let mut sum = [0.0; 4];
+    for (name, series, calls) in
+        [("completion", &mut completion, calls[1]), ("notify", &mut notify, calls[2])]
+    {
+        let gross = series.figures();
+        let row = [gross[0], base[0], gross[0] - base[0], gross[1] - base[1]];
+        sum.iter_mut().zip(row).for_each(|(sum, one)| *sum += one);
+        line(name, row, &calls.per(ROUNDS));
+    }
+    line("completion + notify", sum, &format!("goal: at most {GOAL_NS} ns net"));
+}
+
+fn line(name: &str, [gross, base, net, mean]: [f64; 4], more: &str) {
+    println!("{name:<24} {gross:>5.0} ns {base:>5.0} ns {net:>5.0} ns   {mean:>5.0} ns   {more}");
+}
