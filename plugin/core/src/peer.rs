@@ -41,6 +41,9 @@ pub const fn slot_bytes(ring_bytes: u32) -> u32 {
     SEND_HEADER_BYTES as u32 + ring_bytes / 4
 }
 
+/// Messages whose memory is kept for those that arrive next: as many as a driver takes completions at once.
+const SPARE_MESSAGES: usize = 64;
+
 /// One session and epoch.
 #[derive(Debug)]
 pub struct Session {
@@ -81,6 +84,8 @@ pub struct Session {
     pub(crate) scratch: Vec<u8>,
     last_post: Option<(RingId, u32)>,
     pub(crate) events: VecDeque<Event>,
+    /// Memory for short messages that arrive.
+    pub(crate) spare_messages: Vec<Vec<u8>>,
     pub(crate) ended: Option<EndReason>,
     /// The peer broke the protocol: nothing it sends is looked at any more.
     pub(crate) deaf: bool,
@@ -169,6 +174,7 @@ impl Session {
             scratch: Vec::with_capacity(record_limit + RECORD_HEADER_BYTES + SEND_HEADER_BYTES + 64),
             last_post: None,
             events: VecDeque::with_capacity(256),
+            spare_messages: Vec::with_capacity(SPARE_MESSAGES),
             ended: None,
             deaf: false,
             counters: Counters { notifications_resent: resent, ..Counters::default() },

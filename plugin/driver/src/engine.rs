@@ -304,18 +304,6 @@ impl Driver {
         }
     }
 
-    /// Moves work on and takes notifications from the front as long as `accept` says yes.
-    pub fn take_notifications(&self, accept: impl FnMut(&Notification) -> bool) -> Result<Vec<Notification>> {
-        self.shared.usable()?;
-        self.shared.caller_polls();
-        if self.shared.inbox.is_empty() {
-            return Ok(Vec::new());
-        }
-        let taken = self.shared.inbox.take_while(accept);
-        self.shared.account_popped(&taken);
-        Ok(taken)
-    }
-
     /// The notifications that wait.
     pub fn inbox(&self) -> &Inbox {
         &self.shared.inbox

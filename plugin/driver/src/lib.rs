@@ -3,7 +3,7 @@
 //! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
 //! (`shared.rs`); a peer instance is `peer.rs`;
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
-//! sessions to fabrics; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `managed/` the engine's own buffers, `landed.rs` ids of transfers
+//! sessions to fabrics, `hand_over.rs` notifications to the host; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `managed/` the engine's own buffers, `landed.rs` ids of transfers
 //! that have landed. [`two_sided`] carries out two-sided channels; no engine uses it yet (PROTOCOL §6).
 
 mod blocks;
@@ -17,6 +17,7 @@ mod engine;
 mod epoch;
 mod error;
 mod halt;
+mod hand_over;
 mod host_copy;
 mod inbox;
 mod landed;
@@ -46,6 +47,7 @@ pub use baton_core::wire::Backends;
 pub use config::{Candidate, Config};
 pub use engine::Driver;
 pub use error::{Code, Error, Result};
+pub use hand_over::Taker;
 pub use inbox::{HookFn, HostEvent, Inbox, Notification};
 pub use listen::ListenSpec;
 pub use managed::{MAX_MANAGED_BUFFERS, MAX_MANAGED_BYTES};

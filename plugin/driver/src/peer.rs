@@ -7,6 +7,7 @@ use crate::channel::{Channel, OneSided, Path};
 use crate::epoch::xfer_error;
 use crate::err;
 use crate::error::{Error, Result};
+use crate::hand_over::HandOver;
 use crate::inbox::{HostEvent, Notification};
 use crate::memory::EpochMemory;
 use crate::revoke::Draining;
@@ -295,6 +296,17 @@ impl PeerState {
         false
     }
 
+    /// The host took a message that had just arrived by the one-sided path: it is off the account, and its memory is for the next.
+    /// `true`: there is something to say to the peer.
+    fn handed_over(&mut self, message: Vec<u8>) -> bool {
+        let channel = self.conn.channel().and_then(|channel| channel.one_sided.as_mut());
+        channel.is_some_and(|one| {
+            let owes_credit = one.session.on_popped(1, message.len() as u64);
+            one.session.reuse(message);
+            owes_credit
+        })
+    }
+
     /// Whether a transfer with such a message may wait for a connection: by the rules of the session that will take it.
     pub fn admit_waiting(&self, len: usize) -> Result<()> {
         check_message(len)?;
@@ -395,6 +407,17 @@ impl Shared {
     /// Executes what the session wants and publishes what it says, until it is content. Call after every stimulus, with the peer
     /// locked. `now` may be as old as that stimulus: the clock costs more than all else where little is to be done.
     pub(crate) fn pump_at(self: &Arc<Self>, now: Nanos, peer: &Arc<Peer>, state: &mut PeerState) {
+        self.pump_for(now, peer, state, &mut None);
+    }
+
+    /// [`Shared::pump_at`] while the host may be asking for notifications.
+    pub(crate) fn pump_for(
+        self: &Arc<Self>,
+        now: Nanos,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        host: &mut Option<HandOver<'_>>,
+    ) {
         let ending = matches!(state.conn, Conn::Ending(_));
         let Some(channel) = state.conn.channel() else { return };
         let mut failed = None;
@@ -413,12 +436,15 @@ impl Shared {
         }
         while let Some(one) = state.conn.channel().and_then(|channel| channel.one_sided.as_mut()) {
             let Some(event) = one.session.next_event() else { break };
-            self.on_event(peer, state, event, &mut failed);
+            self.on_event(peer, state, event, host, &mut failed);
         }
         if state.conn.channel().is_some_and(|channel| channel.two_sided.is_some()) {
             self.take_two_sided_events(peer, state, &mut failed);
         }
         state.acknowledge_revokes();
+        if failed.is_none() && host.as_mut().is_some_and(|host| std::mem::take(&mut host.owes_credit)) {
+            return self.pump_for(now, peer, state, host);
+        }
         if let Some(reason) = failed
             && !ending
         {
@@ -473,6 +499,7 @@ impl Shared {
         peer: &Arc<Peer>,
         state: &mut PeerState,
         event: Event,
+        host: &mut Option<HandOver<'_>>,
         failed: &mut Option<EndReason>,
     ) {
         match event {
@@ -480,6 +507,10 @@ impl Shared {
                 if let Some(xfer) = state.give_token(token as usize) {
                     xfer.finish(result.map_err(|failure| self.name_peer(peer, xfer_error(&failure))));
                 }
+            }
+            Event::Delivered { message } if self.hands_over(host, &state.name, &message) => {
+                let owes_credit = state.handed_over(message);
+                host.iter_mut().for_each(|host| host.owes_credit |= owes_credit);
             }
             Event::Delivered { message } => {
                 let (name, peer) = (Arc::clone(&state.name), Some(Arc::clone(peer)));

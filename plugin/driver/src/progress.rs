@@ -1,8 +1,8 @@
 //! Moving work on: completions to sessions, sessions to fabrics.
 
+use crate::hand_over::HandOver;
 use crate::peer::Peer;
 use crate::shared::Shared;
-use baton_core::Nanos;
 use baton_fabric::{Completion, CompletionKind, EndpointId};
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Completions taken from a fabric at once.
 pub(crate) const POLL_BATCH: usize = 64;
+
+/// Of polls of the host that find something, every so manieth is noted.
+const NOTE_EVERY: u32 = 16;
 
 /// Which peer an endpoint belongs to; one table per fabric, indexed by the endpoint's slot.
 #[derive(Default)]
@@ -68,6 +71,8 @@ const RECENT: usize = 16;
 pub(crate) struct Poller {
     buffer: [Completion; POLL_BATCH],
     recent: Recent,
+    /// Polls of the host since it was last noted when.
+    unnoted: u32,
     /// Whose acknowledgements are due once nothing more arrives.
     answers_due: Vec<Arc<Peer>>,
 }
@@ -96,7 +101,12 @@ impl Recent {
 
 impl Poller {
     pub fn new() -> Poller {
-        Poller { buffer: [Completion::EMPTY; POLL_BATCH], recent: Recent::default(), answers_due: Vec::new() }
+        Poller {
+            buffer: [Completion::EMPTY; POLL_BATCH],
+            recent: Recent::default(),
+            unnoted: 0,
+            answers_due: Vec::new(),
+        }
     }
 
     /// Lets go of all peers.
@@ -109,22 +119,18 @@ impl Poller {
 impl Shared {
     /// Polls every fabric once and lets the sessions react. Returns at once if another thread is at it. Never blocks.
     pub(crate) fn poll(self: &Arc<Self>) -> bool {
-        self.poll_at(None)
-    }
-
-    fn poll_at(self: &Arc<Self>, now: Option<Nanos>) -> bool {
         let Some(mut poller) = self.poller.try_lock() else { return false };
-        self.poll_locked(&mut poller, now)
+        self.poll_locked(&mut poller, &mut None)
     }
 
     /// As `poll`, but waits for its turn: what was complete before the call has been handled after it.
     pub(crate) fn poll_all(self: &Arc<Self>) {
         let mut poller = self.poller.lock();
-        while self.poll_locked(&mut poller, None) {}
+        while self.poll_locked(&mut poller, &mut None) {}
     }
 
-    /// `now`: the time, where it was just looked at.
-    fn poll_locked(self: &Arc<Self>, poller: &mut Poller, now: Option<Nanos>) -> bool {
+    /// `host`: it asks for notifications.
+    fn poll_locked(self: &Arc<Self>, poller: &mut Poller, host: &mut Option<HandOver<'_>>) -> bool {
         let mut moved = false;
         let version = self.routes.iter().map(|routes| routes.version.load(Ordering::Acquire)).sum();
         if poller.recent.version != version {
@@ -134,8 +140,7 @@ impl Shared {
             let n = fabric.poll(&mut poller.buffer);
             if n > 0 {
                 moved = true;
-                let now = now.unwrap_or_else(|| self.clock.now());
-                self.dispatch(now, index, n, poller);
+                self.dispatch(index, n, poller, host);
             }
         }
         if self.credit_waiters_count.load(Ordering::Relaxed) > 0 {
@@ -148,8 +153,16 @@ impl Shared {
     }
 
     /// The first `n` completions of the buffer are of that fabric.
-    fn dispatch(self: &Arc<Self>, now: Nanos, fabric_index: usize, n: usize, poller: &mut Poller) {
-        let Poller { buffer, recent, answers_due } = poller;
+    fn dispatch(
+        self: &Arc<Self>,
+        fabric_index: usize,
+        n: usize,
+        poller: &mut Poller,
+        host: &mut Option<HandOver<'_>>,
+    ) {
+        let Poller { buffer, recent, answers_due, .. } = poller;
+        // Sessions only want to know that the peer lives; the two-sided path keeps deadlines of milliseconds.
+        let (lately, mut exactly) = (self.clock.lately(), None);
         let mut rest = &buffer[..n];
         while let Some(first) = rest.first() {
             let run = rest.iter().position(|c| c.endpoint != first.endpoint).unwrap_or(rest.len());
@@ -161,11 +174,12 @@ impl Shared {
                 self.counters.orphan_completions.fetch_add(run as u64, Ordering::Relaxed);
                 continue;
             };
-            peer.last_completion_ns.store(now.0, Ordering::Relaxed);
+            peer.last_completion_ns.store(lately.0, Ordering::Relaxed);
             let mut state = peer.state.lock();
-            state.on_completions(now, fabric_index, *nth, now_run);
-            self.pump_at(now, peer, &mut state);
             let answers = state.conn.channel().is_some_and(|channel| channel.two_sided.is_some());
+            let now = if answers { *exactly.get_or_insert_with(|| self.clock.now()) } else { lately };
+            state.on_completions(now, fabric_index, *nth, now_run);
+            self.pump_for(now, peer, &mut state, host);
             drop(state);
             // The lock of the peer's state orders this look behind the last flush that may not have seen what was received.
             let marked = peer.credit_dirty.load(Ordering::Acquire);
@@ -243,11 +257,31 @@ impl Shared {
         }
     }
 
-    /// Notes that the host itself is polling, so no engine thread needs to be woken for now.
+    /// The host itself polls, so no engine thread needs to be woken for now.
     pub(crate) fn caller_polls(self: &Arc<Self>) -> bool {
-        let now = self.clock.now();
-        self.last_caller_poll_ns.store(now.0, Ordering::Relaxed);
-        self.poll_at(Some(now))
+        self.caller_polls_for(&mut None)
+    }
+
+    /// As above, and what arrives may go straight to the host.
+    pub(crate) fn caller_polls_for(self: &Arc<Self>, host: &mut Option<HandOver<'_>>) -> bool {
+        let Some(mut poller) = self.poller.try_lock() else {
+            self.note_caller_poll();
+            return false;
+        };
+        let moved = self.poll_locked(&mut poller, host);
+        // Looking at the clock is a good part of what a completion costs. A poll that found nothing has the time for it, of the others
+        // now and then one.
+        poller.unnoted = if moved { poller.unnoted + 1 } else { NOTE_EVERY };
+        if poller.unnoted >= NOTE_EVERY {
+            poller.unnoted = 0;
+            drop(poller);
+            self.note_caller_poll();
+        }
+        moved
+    }
+
+    fn note_caller_poll(&self) {
+        self.last_caller_poll_ns.store(self.clock.now().0, Ordering::Relaxed);
     }
 
     /// Whether the host polled within the last `within_ns`.

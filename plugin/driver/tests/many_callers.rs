@@ -129,7 +129,7 @@ fn senders_and_those_who_disconnect_and_load_anew_never_wait_for_each_other() {
                     let limit = Instant::now() + Duration::from_secs(20);
                     while sent.load(Ordering::Relaxed) == before && Instant::now() < limit {
                         // The host takes what comes, or its peer would be held back.
-                        b.take_notifications(|_| true).expect("notifications");
+                        b.take_notifications(usize::MAX).expect("notifications");
                         std::thread::yield_now();
                     }
                     assert!(

@@ -5,7 +5,7 @@ use crate::convert::{bytes, fill, name, out};
 use crate::guard;
 use crate::object::{self, with};
 use baton_abi::*;
-use baton_driver::{Error, HookFn, HostEvent, Notification, Status, err};
+use baton_driver::{Error, HookFn, HostEvent, Status, Taker, err};
 use baton_fabric::{Memory, MemoryKind};
 use core::ffi::c_void;
 
@@ -266,8 +266,8 @@ pub unsafe extern "C" fn gen_notif(
 }
 
 /// Bytes of a notification in the caller's buffer.
-fn framed_bytes(n: &Notification) -> u64 {
-    (size_of::<BatonNotifHeader>() + n.name.len() + n.message.len()).next_multiple_of(8) as u64
+fn framed_bytes(name: &str, message: &[u8]) -> u64 {
+    (size_of::<BatonNotifHeader>() + name.len() + message.len()).next_multiple_of(8) as u64
 }
 
 pub unsafe extern "C" fn get_notifs(
@@ -283,56 +283,69 @@ pub unsafe extern "C" fn get_notifs(
             if count.is_null() || (buf.is_null() && cap > 0) {
                 return Err(err!(InvalidParam, "count is null, or buf is null with a capacity of {cap}"));
             }
-            let mut used = 0;
-            let mut too_long = None;
-            let taken = e.driver.take_notifications(|n| {
-                let bytes = framed_bytes(n);
-                let fits = used + bytes <= cap;
-                if fits {
-                    used += bytes;
-                } else {
-                    too_long.get_or_insert(bytes);
-                }
-                fits
-            })?;
-            count.write(taken.len() as u64);
+            let mut frames = Frames { buf, cap, used: 0, written: 0, too_long: None };
+            let taken = e.driver.hand_over(&mut frames)?;
+            let Frames { used, too_long, .. } = frames;
+            count.write(taken);
             if !needed.is_null() {
-                needed.write(too_long.filter(|_| taken.is_empty()).unwrap_or(used));
+                needed.write(too_long.filter(|_| taken == 0).unwrap_or(used));
             }
-            if let (true, Some(bytes)) = (taken.is_empty(), too_long) {
+            if let (0, Some(bytes)) = (taken, too_long) {
                 return Err(err!(
                     TooSmall,
                     "the buffer has {cap} bytes, the first notification needs {bytes}"
                 ));
-            }
-            let mut at = buf;
-            for n in &taken {
-                at = write_framed(n, at);
             }
             Ok(BATON_OK)
         })
     }
 }
 
-/// # Safety
-/// `at` must be writable for `framed_bytes(n)`.
-unsafe fn write_framed(n: &Notification, at: *mut u8) -> *mut u8 {
-    let total = framed_bytes(n);
-    let header = BatonNotifHeader {
-        total_bytes: total,
-        message_len_bytes: n.message.len() as u64,
-        name_len_bytes: n.name.len() as u32,
-        reserved: 0,
-    };
-    let head = size_of::<BatonNotifHeader>();
-    // SAFETY: everything lies inside the `total` bytes that the caller promised; `write_unaligned` needs no alignment.
-    unsafe {
-        at.cast::<BatonNotifHeader>().write_unaligned(header);
-        std::ptr::copy_nonoverlapping(n.name.as_ptr(), at.add(head), n.name.len());
-        std::ptr::copy_nonoverlapping(n.message.as_ptr(), at.add(head + n.name.len()), n.message.len());
-        let end = head + n.name.len() + n.message.len();
-        at.add(end).write_bytes(0, total as usize - end);
-        at.add(total as usize)
+/// The caller's buffer.
+struct Frames {
+    buf: *mut u8,
+    cap: u64,
+    /// Of what was admitted.
+    used: u64,
+    /// Of what was written; at most `used`, which is at most `cap`.
+    written: u64,
+    /// Bytes of the first that found no room.
+    too_long: Option<u64>,
+}
+
+impl Taker for Frames {
+    fn admits(&mut self, name: &str, message: &[u8]) -> bool {
+        let bytes = framed_bytes(name, message);
+        let fits = self.used + bytes <= self.cap;
+        if fits {
+            self.used += bytes;
+        } else {
+            self.too_long.get_or_insert(bytes);
+        }
+        fits
+    }
+
+    fn take(&mut self, name: &str, message: &[u8]) {
+        let total = framed_bytes(name, message);
+        assert!(total <= self.used - self.written, "only what was admitted is taken");
+        let header = BatonNotifHeader {
+            total_bytes: total,
+            message_len_bytes: message.len() as u64,
+            name_len_bytes: name.len() as u32,
+            reserved: 0,
+        };
+        let head = size_of::<BatonNotifHeader>();
+        let end = head + name.len() + message.len();
+        // SAFETY: everything lies inside the `total` bytes behind `written`, which are inside `used` (checked above) and so inside
+        // the caller's `cap` bytes; `write_unaligned` needs no alignment.
+        unsafe {
+            let at = self.buf.add(self.written as usize);
+            at.cast::<BatonNotifHeader>().write_unaligned(header);
+            std::ptr::copy_nonoverlapping(name.as_ptr(), at.add(head), name.len());
+            std::ptr::copy_nonoverlapping(message.as_ptr(), at.add(head + name.len()), message.len());
+            at.add(end).write_bytes(0, total as usize - end);
+        }
+        self.written += total;
     }
 }
 

@@ -231,6 +231,9 @@ impl PlainRecord {
     /// Longest such record with its header. What lies behind a shorter one is copied along.
     pub const BYTES: usize = 128;
 
+    /// Longest message of such a record.
+    pub const MESSAGE_BYTES: usize = PlainRecord::BYTES - RECORD_HEADER_BYTES;
+
     /// To be filled.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.0

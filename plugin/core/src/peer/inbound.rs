@@ -1,12 +1,15 @@
 //! What the peer sends: immediates and the records behind them, or SENDs that bring both.
 
-use super::{EndReason, Event, RingId, Session, SessionMemory, Violation, slot_bytes};
+use super::{EndReason, Event, RingId, SPARE_MESSAGES, Session, SessionMemory, Violation, slot_bytes};
 use crate::ids::{LaneId, XferSeq};
 use crate::notify::{
     Arrival, Body, BodyFlags, ID_BYTES, PlainRecord, RECORD_HEADER_BYTES, Record, RecordError, RecordHeader,
     RecordScope, SEND_HEADER_BYTES, SendError, SendHeader,
 };
 use crate::sequence::{Imm, ImmError, ImmKind};
+
+/// Longer memory of a message is not kept for another.
+const SPARE_MESSAGE_BYTES: usize = 256;
 
 /// Messages held for the host.
 #[derive(Debug)]
@@ -81,6 +84,15 @@ impl Session {
             }
         }
         withheld
+    }
+
+    /// A message that was delivered is not needed any more: its memory is for another.
+    pub fn reuse(&mut self, mut message: Vec<u8>) {
+        let fits = (PlainRecord::MESSAGE_BYTES..=SPARE_MESSAGE_BYTES).contains(&message.capacity());
+        if fits && self.spare_messages.len() < SPARE_MESSAGES {
+            message.clear();
+            self.spare_messages.push(message);
+        }
     }
 
     /// Above the limits the peer gets no more credit until the host pops: back-pressure instead of memory growth.
@@ -258,7 +270,10 @@ impl Session {
         mem.read_record(ring, self.port(ring).ring_in.next_offset(), copy.bytes());
         let Some(message) = copy.message(self.setup.epoch, seq, word.lanes) else { return Ok(None) };
         self.free_record(ring, (RECORD_HEADER_BYTES + message.len()) as u32)?;
-        Ok(Some((seq, message.to_vec())))
+        let spare = self.spare_messages.pop();
+        let mut kept = spare.unwrap_or_else(|| Vec::with_capacity(PlainRecord::MESSAGE_BYTES));
+        kept.extend_from_slice(message);
+        Ok(Some((seq, kept)))
     }
 
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use baton_driver::{Status, Xfer};
+use baton_driver::{Status, Taker, Xfer};
 
 use crate::steps::{WARM_UP, timed};
 use crate::wire::{self, Alone};
@@ -19,6 +19,37 @@ use crate::{Engines, counted_completion, counted_notify};
 const ROUNDS: usize = 20_000;
 /// What both may take together, net.
 const GOAL_NS: f64 = 300.0;
+
+/// What the host does with a notification: it copies it, as over the ABI.
+pub struct Host {
+    buffer: Vec<u8>,
+    taken: usize,
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host { buffer: Vec::with_capacity(4096), taken: 0 }
+    }
+}
+
+impl Host {
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+}
+
+impl Taker for Host {
+    fn admits(&mut self, name: &str, message: &[u8]) -> bool {
+        name.len() + message.len() <= self.buffer.capacity()
+    }
+
+    fn take(&mut self, name: &str, message: &[u8]) {
+        self.buffer.clear();
+        self.buffer.extend_from_slice(name.as_bytes());
+        self.buffer.extend_from_slice(message);
+        self.taken += 1;
+    }
+}
 
 /// Nanoseconds of all rounds.
 struct Series(Vec<u64>);
@@ -39,7 +70,7 @@ impl Series {
 /// Times them and prints the table.
 pub fn report(engines: &Engines, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
     let Engines { a, b, .. } = engines;
-    let mut alone = Alone::new();
+    let (mut alone, mut host) = (Alone::new(), Host::default());
     let [mut baseline, mut completion, mut notify] = [Series::new(), Series::new(), Series::new()];
     let mut calls = [wire::Calls::default(); 3];
     for round in 0..WARM_UP + ROUNDS {
@@ -51,8 +82,9 @@ pub fn report(engines: &Engines, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
         let (ns, status) = timed(|| counted_completion(a, xfer));
         assert!(matches!(status, Status::Done), "{status:?}");
         let completed = (ns, wire::take_calls());
-        let (ns, got) = timed(|| counted_notify(b));
-        assert_eq!(got.len(), 1, "one notification for one transfer");
+        let (ns, got) = timed(|| counted_notify(b, &mut host));
+        assert_eq!(got, 1, "one notification for one transfer");
+        assert_eq!(host.buffer.strip_prefix(b"a"), message, "the message of the sender");
         let notified = (ns, wire::take_calls());
         if round >= WARM_UP {
             let series = [&mut baseline, &mut completion, &mut notify];

@@ -12,12 +12,13 @@ mod wire;
 use baton_core::notify::NotifyMode;
 use baton_core::plan::{Block, BlockTable, Pair, Plan, PlanLimits, Selection};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
-use baton_driver::{Config, Desc, Driver, Notification, Status, Xfer};
+use baton_driver::{Config, Desc, Driver, Status, Xfer};
 use baton_fabric::{Memory, MemoryKind, Op, Template};
 use baton_verbs::{Opcode, SendChain, SendFlags};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hand_over::Host;
 use steps::{WARM_UP, step};
 
 /// Descriptors of a large transfer.
@@ -67,8 +68,8 @@ counted! {
     fn counted_completion(engine: &Driver, xfer: &Xfer) -> Status {
         engine.status(xfer)
     }
-    fn counted_notify(engine: &Driver) -> Vec<Notification> {
-        engine.take_notifications(|_| true).expect("an engine")
+    fn counted_notify(engine: &Driver, host: &mut Host) -> u64 {
+        engine.hand_over(host).expect("an engine")
     }
 }
 
@@ -189,7 +190,7 @@ impl Engines {
         while !matches!(self.a.status(xfer), Status::Done) {
             assert!(Instant::now() < deadline, "{}", self.a.stats());
         }
-        self.b.take_notifications(|_| true).expect("an engine");
+        self.b.hand_over(&mut Host::default()).expect("an engine");
     }
 }
 
@@ -222,11 +223,9 @@ fn main() {
         a.post(&one, message).expect("posted");
     };
     step("completion", 1, posted, |()| counted_completion(a, &one));
-    step("notify", 1, posted, |()| {
-        let got = counted_notify(b);
-        assert_eq!(got.len(), 1, "one notification for one transfer");
-        got
-    });
+    let mut host = Host::default();
+    step("notify", 1, posted, |()| counted_notify(b, &mut host));
+    assert_eq!(host.taken(), steps::CALLS, "one notification for one transfer");
     engines.finish(&one);
     two_sided::steps();
     if steps::is_timed() {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::wire;
 
 /// How often each step is counted; the middle of the counts is taken.
-const CALLS: usize = 7;
+pub const CALLS: usize = 7;
 /// Calls before that.
 pub const WARM_UP: usize = 40;
 

@@ -206,8 +206,7 @@ pub fn done(engine: &Driver, xfer: &Xfer) {
 pub fn notification(engine: &Driver) -> Notification {
     let deadline = Instant::now() + WATCHDOG;
     loop {
-        let mut left = 1;
-        let mut taken = engine.take_notifications(|_| std::mem::take(&mut left) == 1).expect("take");
+        let mut taken = engine.take_notifications(1).expect("take");
         if let Some(n) = taken.pop() {
             return n;
         }
