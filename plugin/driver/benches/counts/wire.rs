@@ -46,6 +46,8 @@ pub struct Calls {
     polls: usize,
     posts: usize,
     recvs: usize,
+    /// Completions that polls found.
+    pub found: usize,
 }
 
 impl Calls {
@@ -53,6 +55,7 @@ impl Calls {
         self.polls += more.polls;
         self.posts += more.posts;
         self.recvs += more.recvs;
+        self.found += more.found;
     }
 
     /// For people.
@@ -64,12 +67,18 @@ impl Calls {
 
 thread_local! {
     static COUNTING: Cell<bool> = const { Cell::new(false) };
-    static CALLS: Cell<Calls> = const { Cell::new(Calls { polls: 0, posts: 0, recvs: 0 }) };
+    static CALLS: Cell<Calls> = const { Cell::new(Calls { polls: 0, posts: 0, recvs: 0, found: 0 }) };
 }
 
 /// The calls in counted steps of this thread since the last time.
 pub fn take_calls() -> Calls {
     CALLS.take()
+}
+
+fn note(made: Calls) {
+    let mut calls = CALLS.get();
+    calls.add(made);
+    CALLS.set(calls);
 }
 
 /// Runs a step that is counted, if callgrind runs us.
@@ -93,9 +102,7 @@ fn aside<R>(call: Calls, work: impl FnOnce() -> R) -> R {
     }
     let (mut work, mut out) = (Some(work), None);
     uncounted(&mut || {
-        let mut calls = CALLS.get();
-        calls.add(call);
-        CALLS.set(calls);
+        note(call);
         out = work.take().map(|work| work());
     });
     out.expect("it ran")
@@ -199,6 +206,9 @@ fn take(wire: &Wire, out: &mut [Completion]) -> usize {
     let ready = &mut hub.completions[wire.side];
     let n = ready.len().min(out.len());
     out.iter_mut().zip(ready.drain(..n)).for_each(|(out, completion)| *out = completion);
+    if COUNTING.get() {
+        note(Calls { found: n, ..Calls::default() });
+    }
     n
 }
 
