@@ -391,8 +391,8 @@ impl Session {
             return;
         }
         match transfer.state {
-            State::Posted => self.finish(xfer, Ok(())),
-            State::Draining => self.finish(xfer, Err(XferFailure::Canceled)),
+            State::Posted => self.finish(xfer),
+            State::Draining => self.fail(xfer, XferFailure::Canceled),
             State::Arriving => {
                 transfer.state = State::Tail;
                 self.tails.push_back(xfer);
@@ -402,20 +402,25 @@ impl Session {
         }
     }
 
-    /// Tells how a transfer ended and frees its entry.
-    pub(crate) fn finish(&mut self, xfer: u32, result: Result<(), XferFailure>) {
+    /// Tells that a transfer is done and frees its entry.
+    pub(crate) fn finish(&mut self, xfer: u32) {
         let transfer = &self.transfers[xfer];
-        let counter = match &result {
-            Ok(()) => &mut self.counters.transfers_done,
-            Err(XferFailure::Canceled) => &mut self.counters.transfers_canceled,
-            Err(_) => &mut self.counters.transfers_failed,
-        };
-        *counter += 1;
-        if result.is_ok() {
-            self.counters.bytes_done += transfer.work.as_ref().map_or(0, |work| work.total_bytes());
+        self.counters.transfers_done += 1;
+        self.counters.bytes_done += transfer.work.as_ref().map_or(0, |work| work.total_bytes());
+        self.incomplete -= u64::from(transfer.numbered);
+        self.events.push_back(Event::XferDone { token: transfer.token, result: Ok(()) });
+        self.transfers.release(xfer);
+    }
+
+    /// Tells why a transfer failed and frees its entry.
+    pub(crate) fn fail(&mut self, xfer: u32, failure: XferFailure) {
+        let transfer = &self.transfers[xfer];
+        match &failure {
+            XferFailure::Canceled => self.counters.transfers_canceled += 1,
+            _ => self.counters.transfers_failed += 1,
         }
         self.incomplete -= u64::from(transfer.numbered);
-        self.events.push_back(Event::XferDone { token: transfer.token, result });
+        self.events.push_back(Event::XferDone { token: transfer.token, result: Err(failure) });
         self.transfers.release(xfer);
     }
 
@@ -438,7 +443,7 @@ impl Session {
             self.transfers[xfer].state = State::Draining;
             return CancelOutcome::Draining;
         }
-        self.finish(xfer, Err(XferFailure::Canceled));
+        self.fail(xfer, XferFailure::Canceled);
         CancelOutcome::Canceled
     }
 

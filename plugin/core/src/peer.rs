@@ -420,8 +420,16 @@ impl Session {
 
     /// The next thing to tell.
     #[must_use]
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// What [`Session::next_event`] gives next, where it lies: reading a little of it costs less than moving it.
+    #[must_use]
+    #[inline]
+    pub fn peek_event(&self) -> Option<&Event> {
+        self.events.front()
     }
 
     /// Nothing is queued, posted or untold (unsignaled credit words may still be on their way).

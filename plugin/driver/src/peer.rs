@@ -296,17 +296,6 @@ impl PeerState {
         false
     }
 
-    /// The host took a message that had just arrived by the one-sided path: it is off the account, and its memory is for the next.
-    /// `true`: there is something to say to the peer.
-    fn handed_over(&mut self, message: Vec<u8>) -> bool {
-        let channel = self.conn.channel().and_then(|channel| channel.one_sided.as_mut());
-        channel.is_some_and(|one| {
-            let owes_credit = one.session.on_popped(1, message.len() as u64);
-            one.session.reuse(message);
-            owes_credit
-        })
-    }
-
     /// Whether a transfer with such a message may wait for a connection: by the rules of the session that will take it.
     pub fn admit_waiting(&self, len: usize) -> Result<()> {
         check_message(len)?;
@@ -434,10 +423,7 @@ impl Shared {
         if channel.waits_for_credit() {
             self.note_credit_waiter(peer);
         }
-        while let Some(one) = state.conn.channel().and_then(|channel| channel.one_sided.as_mut()) {
-            let Some(event) = one.session.next_event() else { break };
-            self.on_event(peer, state, event, host, &mut failed);
-        }
+        self.take_one_sided_events(peer, state, host, &mut failed);
         if state.conn.channel().is_some_and(|channel| channel.two_sided.is_some()) {
             self.take_two_sided_events(peer, state, &mut failed);
         }
@@ -449,6 +435,39 @@ impl Shared {
             && !ending
         {
             self.end_epoch(peer, state, reason);
+        }
+    }
+
+    fn take_one_sided_events(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut PeerState,
+        host: &mut Option<HandOver<'_>>,
+        failed: &mut Option<EndReason>,
+    ) {
+        while let Some(one) = state.conn.channel().and_then(|channel| channel.one_sided.as_mut()) {
+            // The two that come with every transfer are dealt with where they lie.
+            match one.session.peek_event() {
+                None => return,
+                Some(Event::XferDone { token, result: Ok(()) }) => {
+                    let token = *token as usize;
+                    drop(one.session.next_event());
+                    if let Some(xfer) = state.give_token(token) {
+                        xfer.finish(Ok(()));
+                    }
+                }
+                Some(Event::Delivered { message }) if self.hands_over(host, &state.name, message) => {
+                    let owes_credit = one.session.on_popped(1, message.len() as u64);
+                    if let Some(Event::Delivered { message }) = one.session.next_event() {
+                        one.session.reuse(message);
+                    }
+                    host.iter_mut().for_each(|host| host.owes_credit |= owes_credit);
+                }
+                Some(_) => {
+                    let event = one.session.next_event().expect("just looked at");
+                    self.on_event(peer, state, event, failed);
+                }
+            }
         }
     }
 
@@ -499,7 +518,6 @@ impl Shared {
         peer: &Arc<Peer>,
         state: &mut PeerState,
         event: Event,
-        host: &mut Option<HandOver<'_>>,
         failed: &mut Option<EndReason>,
     ) {
         match event {
@@ -507,10 +525,6 @@ impl Shared {
                 if let Some(xfer) = state.give_token(token as usize) {
                     xfer.finish(result.map_err(|failure| self.name_peer(peer, xfer_error(&failure))));
                 }
-            }
-            Event::Delivered { message } if self.hands_over(host, &state.name, &message) => {
-                let owes_credit = state.handed_over(message);
-                host.iter_mut().for_each(|host| host.owes_credit |= owes_credit);
             }
             Event::Delivered { message } => {
                 let (name, peer) = (Arc::clone(&state.name), Some(Arc::clone(peer)));

@@ -316,7 +316,7 @@ impl Session {
         let note = self.outbox.queue.pop_front().expect("a note in flight is in the queue");
         self.outbox.posted -= 1;
         if let Some(xfer) = note.xfer {
-            self.finish(xfer, Ok(()));
+            self.finish(xfer);
         }
         self.outbox.release(note);
     }
@@ -346,7 +346,7 @@ impl Session {
             self.counters.notifications_expired += 1;
             self.events.push_back(Event::NotifyExpired { seq: note.one.seq });
             if let Some(xfer) = note.xfer {
-                self.finish(xfer, Err(XferFailure::Expired));
+                self.fail(xfer, XferFailure::Expired);
             }
             self.outbox.release(note);
         }

@@ -179,7 +179,10 @@ impl Session {
         mem: &dyn SessionMemory,
     ) -> Result<(), Violation> {
         let wrong = |error| Violation::Immediate { imm, ring, error };
-        let decoded = Imm::decode(imm).map_err(wrong)?;
+        let decoded = match Imm::decode(imm) {
+            Ok(decoded) => decoded,
+            Err(error) => return Err(wrong(error)),
+        };
         let RingId::Lane(lane) = ring else {
             if decoded.kind != ImmKind::Record {
                 return Err(Violation::TailOnControl { imm });
@@ -205,13 +208,16 @@ impl Session {
                 (seq, Arrival::Record(Body::EMPTY))
             }
             ImmKind::Record => {
-                let taken = match self.take_plain(ring, lane, decoded, carrier, mem)? {
+                let mut copy = PlainRecord::default();
+                let taken = match self.take_plain(ring, lane, decoded, carrier, mem, &mut copy)? {
                     // The common case.
                     Some((seq, message)) if decoded.lanes == 1 && self.inbound.pass(seq) => {
-                        self.deliver_message(message);
+                        self.deliver_short(message);
                         return Ok(());
                     }
-                    Some((seq, bytes)) => Some((seq, Body { flags: BodyFlags::MESSAGE, bytes })),
+                    Some((seq, message)) => {
+                        Some((seq, Body { flags: BodyFlags::MESSAGE, bytes: message.to_vec() }))
+                    }
                     None => self.take_record(ring, lane, decoded, imm, carrier, mem)?,
                 };
                 // The last fragment completes the body.
@@ -255,25 +261,22 @@ impl Session {
 
     /// Number and message, if the record at the reader's cursor is like nearly all; its bytes are free then. What else it is, or what
     /// is wrong with it, is for [`Session::copy_record`] to say, which copies it out again.
-    fn take_plain(
+    fn take_plain<'a>(
         &mut self,
         ring: RingId,
         lane: LaneId,
         word: Imm,
         carrier: Carrier,
         mem: &dyn SessionMemory,
-    ) -> Result<Option<(XferSeq, Vec<u8>)>, Violation> {
+        copy: &'a mut PlainRecord,
+    ) -> Result<Option<(XferSeq, &'a [u8])>, Violation> {
         let Carrier::Immediate = carrier else { return Ok(None) };
         let Ok(seq) = self.inbound.unwrap(word.seq_low, lane) else { return Ok(None) };
-        let mut copy = PlainRecord::default();
         // The longest record is a quarter of a ring, which has 512 bytes at least, and so much lies behind a cursor.
         mem.read_record(ring, self.port(ring).ring_in.next_offset(), copy.bytes());
         let Some(message) = copy.message(self.setup.epoch, seq, word.lanes) else { return Ok(None) };
         self.free_record(ring, (RECORD_HEADER_BYTES + message.len()) as u32)?;
-        let spare = self.spare_messages.pop();
-        let mut kept = spare.unwrap_or_else(|| Vec::with_capacity(PlainRecord::MESSAGE_BYTES));
-        kept.extend_from_slice(message);
-        Ok(Some((seq, kept)))
+        Ok(Some((seq, message)))
     }
 
     fn take_standalone(&mut self, carrier: Carrier, mem: &dyn SessionMemory) -> Result<(), Violation> {
@@ -385,6 +388,14 @@ impl Session {
         }
     }
 
+    fn deliver_short(&mut self, bytes: &[u8]) {
+        let spare = self.spare_messages.pop();
+        let mut message = spare.unwrap_or_else(|| Vec::with_capacity(PlainRecord::MESSAGE_BYTES));
+        message.extend_from_slice(bytes);
+        self.deliver_message(message);
+    }
+
+    #[inline]
     fn deliver_message(&mut self, message: Vec<u8>) {
         self.unpopped.messages += 1;
         self.unpopped.bytes += message.len() as u64;
