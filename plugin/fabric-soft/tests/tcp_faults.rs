@@ -231,6 +231,72 @@ fn a_write_that_stops_in_the_middle_ends_with_the_connection_and_is_not_delivere
     });
 }
 
+/// A slot on `b` for messages with a head, and a header of one.
+fn headed(b: &Node, liar: &Liar, room: &Block) -> Header {
+    assert!(b.fabric.receive_heads(liar.endpoint));
+    let local_key = room.keys.local;
+    let slot = RecvSlot { addr: room.addr(), local_key, len_bytes: 1000, id: 5 };
+    b.fabric.post_recv(liar.endpoint, &[slot]).unwrap();
+    Header {
+        flags: frame::HEAD,
+        len: 1000,
+        imm: 64,
+        message_bytes: 1000,
+        ends: 1,
+        ..liar.header(FrameOp::Send)
+    }
+}
+
+#[test]
+fn a_message_that_stops_behind_its_head_ends_with_the_connection_and_its_place_is_left_alone() {
+    guarded(|| {
+        let b = Node::new();
+        let (room, place) = (Block::new(&b, 1000), Block::new(&b, 936));
+        let mut liar = Liar::new(&b);
+        let header = headed(&b, &liar, &room);
+        liar.say(&header, &[], &[1; 464]);
+        let head = b.wait(1)[0];
+        let kind = CompletionKind::RecvHead { head_bytes: 64 };
+        assert_eq!((head.endpoint, head.kind, head.seq, head.len_bytes), (liar.endpoint, kind, 5, 1000));
+        let take = |addr| b.fabric.take(liar.endpoint, &[Rest { to: Some(addr), len_bytes: 936 }]);
+        // It may be told that there is more for every part of it.
+        b.until("what there is has been taken", |_| {
+            let untaken = take(place.addr());
+            assert_eq!(untaken, (0, Some(Untaken::Later)));
+            place.now().iter().filter(|byte| **byte == 1).count() == 400
+        });
+        let endpoint = liar.endpoint;
+        drop(liar.stream);
+        b.until("it has ended", |b| {
+            b.fabric.is_quiet(endpoint) || take(place.addr()).1 == Some(Untaken::Gone)
+        });
+        assert_eq!(take(place.addr()), (0, Some(Untaken::Gone)));
+        let mut expected = vec![1; 400];
+        expected.resize(936, SENTINEL);
+        place.expect(&expected);
+        let mut expected = vec![1; 64];
+        expected.resize(1000, SENTINEL);
+        room.expect(&expected);
+    });
+}
+
+#[test]
+fn a_head_in_the_middle_of_a_message_is_malformed() {
+    guarded(|| {
+        let b = Node::new();
+        let room = Block::new(&b, 1000);
+        let mut liar = Liar::new(&b);
+        let header = headed(&b, &liar, &room);
+        let first = Header { flags: frame::MORE, len: 500, imm: 0, ends: 0, ..header };
+        liar.say(&first, &[], &[1; 500]);
+        liar.say(&Header { len: 500, ..header }, &[], &[2; 500]);
+        b.until("it is found out", |b| b.malformed("continuation") == 1);
+        let mut expected = vec![1; 500];
+        expected.resize(1000, SENTINEL);
+        room.expect(&expected);
+    });
+}
+
 #[test]
 fn deregistering_in_the_middle_of_an_inbound_write_leaves_the_memory_alone() {
     guarded(|| {

@@ -16,7 +16,7 @@ use super::inbound::{Guards, Stop};
 use super::inner::{Inner, SLICE_BYTES};
 use super::pull::{Batch, Fault, MAX_KEYS};
 use super::recv::RecvQueue;
-use super::ring::{self, Entry};
+use super::ring::{self, Entry, Ring};
 
 /// A message whose head is here.
 #[derive(Clone, Copy)]
@@ -91,6 +91,30 @@ impl Heads {
     }
 }
 
+/// The entries of the message that begins at `ordinal`. `None`: they are too many for one pull.
+fn read(
+    ring: &Ring,
+    ordinal: u64,
+    tail: u64,
+    entries: &mut [Entry; MAX_KEYS],
+) -> Result<Option<usize>, Stop> {
+    for (n, place) in entries.iter_mut().enumerate() {
+        // A message is published whole.
+        if ordinal + n as u64 == tail {
+            return Err(Stop::Nonsense);
+        }
+        let entry = ring.read(ordinal + n as u64).ok_or(Stop::Nonsense)?;
+        if !entry.has(ring::SEND) || n > 0 && entry.has(ring::HEAD) {
+            return Err(Stop::Nonsense);
+        }
+        *place = entry;
+        if !entry.has(ring::MORE) {
+            return Ok(Some(n + 1));
+        }
+    }
+    Ok(None)
+}
+
 /// Puts the head of the message that begins at `ordinal` into the batch, if it is one that is received in two steps: the entries that it
 /// has then. `None`: it is received like any other.
 pub fn gather(
@@ -100,27 +124,8 @@ pub fn gather(
     guards: &mut Guards<'_>,
 ) -> Result<Option<u64>, Stop> {
     let mut entries = [Entry::default(); MAX_KEYS];
-    let mut cells = 0;
-    let mut bytes = 0u64;
-    loop {
-        // A message is published whole.
-        if ordinal + cells as u64 == tail {
-            return Err(Stop::Nonsense);
-        }
-        if cells == entries.len() {
-            return Ok(None);
-        }
-        let entry = link.ring.read(ordinal + cells as u64).ok_or(Stop::Nonsense)?;
-        if !entry.has(ring::SEND) || cells > 0 && entry.has(ring::HEAD) {
-            return Err(Stop::Nonsense);
-        }
-        entries[cells] = entry;
-        cells += 1;
-        bytes += u64::from(entry.len);
-        if !entry.has(ring::MORE) {
-            break;
-        }
-    }
+    let Some(cells) = read(&link.ring, ordinal, tail, &mut entries)? else { return Ok(None) };
+    let bytes: u64 = entries[..cells].iter().map(|entry| u64::from(entry.len)).sum();
     let slot = recv.peek(ahead).ok_or(Stop::NoRecv)?;
     if bytes > u64::from(slot.len_bytes) {
         return Err(Stop::Refused(WcStatus::RemoteLength));
@@ -259,4 +264,40 @@ fn advance(inner: &Inner, endpoint: &Endpoint, link: &Link, puller: &mut Puller,
     drop(recv);
     inner.tell_done(endpoint, link, puller.head, link.ring.tail(), signaled, false);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_all_there_and_has_one_head_in_front_or_it_is_nonsense() {
+        let (_fd, ring) = Ring::create(32, 1).unwrap();
+        let head = ring::SEND | ring::MORE | ring::HEAD;
+        let more = ring::SEND | ring::MORE;
+        let read = |flags: &[u32]| {
+            for (n, &flags) in (5..).zip(flags) {
+                ring.write(n, Entry { flags, len: 1, ..Entry::default() });
+            }
+            read(&ring, 5, 5 + flags.len() as u64, &mut [Entry::default(); MAX_KEYS])
+        };
+        assert_eq!(read(&[head, ring::SEND | ring::SIGNALED]), Ok(Some(2)));
+        assert_eq!(read(&[head, more, more, ring::SEND, head]), Ok(Some(4)));
+        let mut long = vec![more; MAX_KEYS];
+        (long[0], long[MAX_KEYS - 1]) = (head, ring::SEND);
+        assert_eq!(read(&long), Ok(Some(MAX_KEYS)));
+        long.insert(1, more);
+        assert_eq!(read(&long), Ok(None));
+        for nonsense in [
+            &[head][..],
+            &[head, more],
+            &[head, head, ring::SEND],
+            &[head, more, 0],
+            &[head, ring::IMM],
+            &[head, ring::HEAD | ring::SEND],
+            &[head, 1 << 30],
+        ] {
+            assert_eq!(read(nonsense), Err(Stop::Nonsense), "{nonsense:?}");
+        }
+    }
 }

@@ -60,7 +60,7 @@ impl<'a> Guards<'a> {
 }
 
 /// Why gathering stopped before the end of the ring.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Enough for one call, or the end of the ring.
     Full,

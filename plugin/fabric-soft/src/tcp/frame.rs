@@ -421,8 +421,9 @@ mod tests {
             seq: 1,
             ..Header::ack(9, 5)
         };
+        let head = Header { flags: HEAD, len: 100, message_bytes: 100, imm: 64, ends: 1, ..send };
         let nak = Header { op: FrameOp::Nak, status: Status::NoRecv, seq: 3, ..Header::ack(9, 5) };
-        for h in [write_header(), imm, send, nak, Header::ack(9, 5)] {
+        for h in [write_header(), imm, send, head, nak, Header::ack(9, 5)] {
             assert_eq!(decode(&bytes(&h), 9), Ok(h));
         }
     }
@@ -447,6 +448,30 @@ mod tests {
             let mut b = bytes(&write_header());
             b[at] = value;
             assert_eq!(decode(&b, 9), Err(reason), "byte {at} = {value}");
+        }
+    }
+
+    #[test]
+    fn a_head_is_part_of_a_message_in_one_frame() {
+        let whole = Header {
+            op: FrameOp::Send,
+            flags: HEAD,
+            len: 100,
+            message_bytes: 100,
+            imm: 64,
+            ends: 1,
+            ..Header::ack(9, 5)
+        };
+        assert_eq!(decode(&bytes(&whole), 9), Ok(whole));
+        for (wrong, reason) in [
+            (Header { imm: 0, ..whole }, Malformed::Flags),
+            (Header { imm: 100, ..whole }, Malformed::Flags),
+            (Header { imm: u32::MAX, ..whole }, Malformed::Flags),
+            (Header { flags: HEAD | MORE, message_bytes: 200, ends: 0, ..whole }, Malformed::Flags),
+            (Header { flags: 0, ..whole }, Malformed::Unused),
+            (Header { op: FrameOp::Imm, ..whole }, Malformed::Flags),
+        ] {
+            assert_eq!(decode(&bytes(&wrong), 9), Err(reason), "{wrong:?}");
         }
     }
 

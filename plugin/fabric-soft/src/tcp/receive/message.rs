@@ -27,7 +27,8 @@ impl Receiver {
         } else {
             end == u64::from(h.message_bytes)
         };
-        if !fits || self.message.is_some_and(|m| m.total != h.message_bytes) {
+        let late = self.message.is_some() && h.flags & HEAD != 0;
+        if !fits || late || self.message.is_some_and(|m| m.total != h.message_bytes) {
             return Err(Malformed::Continuation);
         }
         match self.message {
