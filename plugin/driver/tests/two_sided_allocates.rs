@@ -1,56 +1,17 @@
 //! What a two-sided channel allocates at work, once it is warm: nothing for a chunk, a stated number for a transfer or a notification.
 
+#[path = "common/allocations.rs"]
+mod allocations;
 mod two_pair;
 
 use baton_core::Nanos;
 use baton_core::two_sided::chunks::{ChunkMap, Piece};
 use baton_core::two_sided::codec::Direction;
 use baton_core::two_sided::notes::Resolve;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
+use allocations::allocations;
 use two_pair::*;
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-fn note() {
-    COUNT.with(|count| count.set(count.get().map(|n| n + 1)));
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Allocations of this thread during `body`, which works for both sides.
-fn allocations(body: impl FnOnce()) -> u64 {
-    COUNT.set(Some(0));
-    body();
-    COUNT.replace(None).expect("counting")
-}
 
 /// A transfer of one piece, from its submission to its end on both sides.
 fn transfer(

@@ -46,7 +46,6 @@ struct Segment {
 }
 
 /// State of the sending half.
-#[derive(Default)]
 pub(super) struct Transmitter {
     head: Vec<u8>,
     segments: Vec<Segment>,
@@ -58,6 +57,24 @@ pub(super) struct Transmitter {
     answers_first: bool,
     /// A refusal is in the batch; nothing comes after it.
     last: bool,
+}
+
+/// Segments for which there is room from the start: an acknowledgement, which may be the first that a connection sends and go out on
+/// a thread that is not to allocate. More is made room for with the first large batch.
+const FIRST_SEGMENTS: usize = 8;
+
+impl Default for Transmitter {
+    fn default() -> Transmitter {
+        Transmitter {
+            head: Vec::with_capacity(FIRST_SEGMENTS * frame::HEADER),
+            segments: Vec::with_capacity(FIRST_SEGMENTS),
+            at: 0,
+            off: 0,
+            iov: Iov(Vec::with_capacity(FIRST_SEGMENTS)),
+            answers_first: false,
+            last: false,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -555,4 +572,21 @@ fn permitted(regions: &Regions, pieces: impl Iterator<Item = Sge>) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_frame_of_a_connection_finds_room() {
+        let mut fresh = Transmitter::default();
+        let places = |t: &Transmitter| (t.head.as_ptr(), t.segments.as_ptr());
+        let before = places(&fresh);
+        for _ in 0..FIRST_SEGMENTS {
+            fresh.push_header(&Header::ack(1, 0));
+        }
+        assert_eq!(places(&fresh), before, "nothing was allocated anew");
+        assert!(fresh.iov.0.capacity() >= FIRST_SEGMENTS);
+    }
 }
