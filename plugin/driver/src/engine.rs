@@ -1,4 +1,4 @@
-//! The engine as the host sees it: its life, its peers and their messages. Regions and transfers are in `work.rs`.
+//! The engine as the host sees it: its life, its peers and their messages. Regions are in `register.rs`, transfers in `work.rs`.
 
 use crate::clock::Clock;
 use crate::config::{Config, candidates, encode_conn_info, fabric_addresses, host_id};
@@ -30,6 +30,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+/// Peers in queues of the polling thread for which there is room from the start, so that it does not allocate when the first waits.
+const QUEUED_PEERS: usize = 64;
 
 /// One engine. All methods may be called from any thread.
 pub struct Driver {
@@ -90,9 +93,9 @@ impl Driver {
             self_copies: SelfCopies::new(),
             revokes: Revokes::default(),
             poller: Mutex::new(Poller::new()),
-            credit_waiters: Mutex::new(VecDeque::new()),
+            credit_waiters: Mutex::new(VecDeque::with_capacity(QUEUED_PEERS)),
             credit_waiters_count: AtomicUsize::new(0),
-            credit_dirty: Mutex::new(Vec::new()),
+            credit_dirty: Mutex::new(Vec::with_capacity(QUEUED_PEERS)),
             last_caller_poll_ns: AtomicU64::new(0),
             listener,
             listener_resumes_ns: AtomicU64::new(0),

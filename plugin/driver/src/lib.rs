@@ -1,10 +1,10 @@
 //! The shell around the protocol: threads, clock, handshake listener and registration.
 //!
-//! A newcomer's map: [`Driver`] (`engine.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
+//! A newcomer's map: [`Driver`] (`engine.rs`, `register.rs`, `work.rs`, `stats.rs`) is what plugin/engine exports, over what all threads share
 //! (`shared.rs`); a peer instance is `peer.rs`;
 //! its session is made by `connect.rs` or `listen.rs`, opened by `open.rs` and ended by `epoch.rs`; `progress.rs` moves completions to sessions and
 //! sessions to fabrics, `hand_over.rs` notifications to the host; `service.rs` is the thread that sleeps on events. `blocks.rs` keeps lists of blocks, `managed/` the engine's own buffers, `landed.rs` ids of transfers
-//! that have landed. [`two_sided`] carries out two-sided channels; no engine uses it yet (PROTOCOL §6).
+//! that have landed. [`two_sided`] carries out two-sided channels (PROTOCOL §6).
 
 mod blocks;
 mod channel;
@@ -30,6 +30,7 @@ mod open;
 mod peer;
 mod progress;
 mod region;
+mod register;
 mod revoke;
 mod selfcopy;
 mod service;

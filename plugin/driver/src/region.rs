@@ -62,7 +62,7 @@ impl OnFabric {
 
     /// Takes a registration back that nobody has seen yet.
     pub fn take_back(&self, fabric: &dyn Fabric) {
-        if let Err(e) = fabric.deregister(self.keys, Instant::now() + crate::work::DEREGISTER_LIMIT) {
+        if let Err(e) = fabric.deregister(self.keys, Instant::now() + crate::register::DEREGISTER_LIMIT) {
             tracing::error!("taking back a registration on fabric {}: {e}", fabric.name());
         }
     }

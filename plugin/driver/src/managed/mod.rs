@@ -191,7 +191,7 @@ impl Shared {
         if !left.is_empty() {
             tracing::debug!("{} managed buffers are freed with their engine", left.len());
         }
-        let deadline = Instant::now() + crate::work::DEREGISTER_LIMIT;
+        let deadline = Instant::now() + crate::register::DEREGISTER_LIMIT;
         for (handle, buffer) in left {
             buffer.mr.revoke();
             let withdrawn = self.take_from_fabrics(&buffer.mr, deadline).and_then(|()| {
