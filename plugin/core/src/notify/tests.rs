@@ -346,3 +346,15 @@ fn another_session_starts_numbers_anew_and_keeps_what_waits() {
     carry.on_popped(5, 0);
     assert_eq!(carry.unpopped_messages, 2);
 }
+
+#[test]
+fn numbers_at_the_end_of_what_a_peer_can_say_are_told_apart_as_well() {
+    let mut window = NotifyWindow::default();
+    assert!(window.insert(NotifySeq(u64::MAX)));
+    for below in [1, NotifyWindow::SPAN - 1] {
+        assert!(window.insert(NotifySeq(u64::MAX - below)), "{below} below the highest is within reach");
+        assert!(!window.insert(NotifySeq(u64::MAX - below)), "and seen now");
+    }
+    assert!(!window.insert(NotifySeq(u64::MAX - NotifyWindow::SPAN)), "out of reach");
+    assert_eq!(window.highest(), u64::MAX);
+}

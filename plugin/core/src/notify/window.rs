@@ -32,7 +32,7 @@ impl NotifyWindow {
         if n > self.highest {
             self.forget(n);
             self.highest = n;
-        } else if n == 0 || n + SPAN <= self.highest {
+        } else if n == 0 || self.highest - n >= SPAN {
             return false;
         }
         let (word, bit) = Self::place(n);
