@@ -19,6 +19,7 @@ mod contest;
 mod counts;
 mod demo;
 mod elf;
+mod fuzz;
 mod guest;
 mod header;
 mod nixl_sys;
@@ -70,6 +71,8 @@ enum Command {
         #[arg(long)]
         update: bool,
     },
+    /// Looks with libFuzzer for bytes of a peer that do what no bytes should; all targets, or those whose name contains TARGET.
+    Fuzz(fuzz::Options),
     /// Writes bindings/c/include/baton.h from the Rust definitions.
     Header {
         /// Only compares; fails when the committed file is not what would be written.
@@ -117,6 +120,7 @@ fn dispatch(command: Command) -> Outcome<()> {
         Command::Bench { which: BenchWhich::Copies(options) } => bench_copies::bench(&options),
         Command::Bench { which: BenchWhich::Verbs(options) } => bench_verbs::bench(&options),
         Command::Counts { update } => counts::counts(update),
+        Command::Fuzz(options) => fuzz::run_targets(&options),
         Command::Header { check } => header::header(check),
         Command::Vm(options) => vm::run(&options),
         Command::Tidy => tidy::run(),

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::run::{Outcome, cargo, minutes, probe, root, run, say, target_dir};
-use crate::{artifacts, counts, elf, guest, header, nixl_sys, tidy, wheel};
+use crate::{artifacts, counts, elf, fuzz, guest, header, nixl_sys, tidy, wheel};
 
 struct Step {
     name: &'static str,
@@ -26,6 +26,7 @@ const STEPS: &[Step] = &[
     Step { name: "licences", run: |_| licences() },
     Step { name: "unit tests", run: |_| unit_tests() },
     Step { name: "long tests", run: long_tests },
+    Step { name: "fuzz", run: fuzzing },
     Step { name: "counts", run: |_| counts::counts(false) },
     Step { name: "libraries", run: |_| elf::check(&artifacts::plugin_dir()?) },
     Step { name: "wheels", run: |choice| wheel::scenarios(&artifacts::plugin_dir()?, choice.long) },
@@ -113,6 +114,15 @@ fn long_tests(choice: &Choice<'_>) -> Outcome<()> {
         failed.extend(run(tests.args(["--", "--ignored"]), minutes(40)).err());
     }
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+/// A short look of each target, from what earlier ones have found.
+fn fuzzing(choice: &Choice<'_>) -> Outcome<()> {
+    if !choice.long {
+        say("only with --long; on their seeds the targets are run with the unit tests");
+        return Ok(());
+    }
+    fuzz::fuzz(choice.part, 30)
 }
 
 /// The tool that checks licences and sources is built once, outside git and outside of what `cargo clean` removes.

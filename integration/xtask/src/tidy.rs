@@ -50,6 +50,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("baton-bench", &["baton-host"]),
     ("baton-sim", &["baton-core", "baton-fabric", "baton-fabric-sim"]),
     ("baton-tests", &["baton-host", "baton-abi", "baton-core"]),
+    ("baton-fuzz", &["baton-core", "baton-fabric"]),
     ("baton-example-engine", &["baton-abi"]),
     ("xtask", &["baton-bench", "baton-host"]),
 ];

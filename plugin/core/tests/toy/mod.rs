@@ -115,6 +115,8 @@ pub struct World {
     pub frozen: Vec<(usize, usize)>,
     /// Ends whose completions are not polled.
     pub unpolled: Vec<(usize, usize)>,
+    /// Somebody tells of credit that is not there: an immediate or a SEND without a RECV is then no fault of the sender's.
+    pub hostile: bool,
 }
 
 fn endpoint(index: usize) -> EndpointId {
@@ -177,6 +179,11 @@ impl Node {
             batches: Vec::new(),
         }
     }
+
+    /// RECVs posted on an end.
+    pub fn recvs(&self, index: usize) -> u32 {
+        self.ends[index].recvs
+    }
 }
 
 fn wrs_of(batch: &Batch<'_>) -> Vec<Wr> {
@@ -235,6 +242,7 @@ impl World {
             rng: Rng::new(seed),
             frozen: Vec::new(),
             unpolled: Vec::new(),
+            hostile: false,
         }
     }
 
@@ -405,14 +413,15 @@ impl World {
         let wr = self.nodes[n].ends[index].queue.pop_front().expect("something to execute");
         let peer = 1 - n;
         let fenced = |end: &World, n: usize| end.nodes[n].ends[index].fenced;
+        let kind = if wr.send { Some(CompletionKind::RecvSend) } else { wr.imm.map(CompletionKind::RecvImm) };
+        let no_recv = self.hostile && kind.is_some() && self.nodes[peer].recvs(index) == 0;
         let status = if fenced(self, n) {
             WcStatus::Flushed
-        } else if fenced(self, peer) {
+        } else if fenced(self, peer) || no_recv {
             WcStatus::PeerGone
         } else {
             self.move_bytes(n, index, &wr)
         };
-        let kind = if wr.send { Some(CompletionKind::RecvSend) } else { wr.imm.map(CompletionKind::RecvImm) };
         if let (WcStatus::Success, Some(kind)) = (status, kind) {
             let seq = u64::from(self.take_recv(peer, index));
             let completion = Completion { endpoint: endpoint(index), kind, status, seq, len_bytes: wr.len };
