@@ -59,11 +59,13 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 impl Game {
-    /// `how`: whether the peer was an honest one to begin with, whether data carries checksums, how small the pool is.
+    /// `how`: whether the peer was an honest one to begin with, whether data carries checksums, how small the pool is, whether messages
+    /// are received in two steps.
     fn new(how: u8) -> Game {
         let mut config = Config { first_recvs: 4, data_bytes: 2 * REGION_BYTES, ..Config::default() };
         config.data_crc = how & 2 != 0;
         config.gather = how & 4 != 0;
+        config.heads = how & 16 != 0;
         config.pool.peer_slots = if how & 8 != 0 { 6 } else { config.pool.peer_slots };
         config.limits = TwoLimits { inbox_bytes: INBOX_BYTES, unpopped_bytes: 16 << 10, ..config.limits };
         let mut world = World::new(config, how.into());
@@ -182,7 +184,8 @@ impl Game {
                 append_data_crc(&mut bytes, &data);
             }
             bytes.extend(data);
-            self.inject(lane + 1, &bytes);
+            let head = if what & 16 == 0 { None } else { Some(input.u8()?) };
+            self.inject_in_two(lane + 1, &bytes, head);
         }
         Some(())
     }
@@ -210,8 +213,15 @@ impl Game {
 
     /// Bytes into the next RECV, if there is one.
     fn inject(&mut self, index: usize, bytes: &[u8]) {
+        self.inject_in_two(index, bytes, None);
+    }
+
+    /// The same, received in two steps, with so long a head.
+    fn inject_in_two(&mut self, index: usize, bytes: &[u8], head: Option<u8>) {
         if self.world.nodes[0].recvs(index) > 0 {
+            self.world.false_heads = head.map(usize::from);
             self.world.inject(1, index, bytes);
+            self.world.false_heads = None;
             self.turns();
         }
     }
@@ -320,7 +330,7 @@ impl Game {
             "more RECVs than the peer's share"
         );
         let behind = node.mem.data(REGION_BYTES, REGION_BYTES);
-        assert!(behind.iter().all(|byte| *byte == SENTINEL), "bytes behind the region were written");
+        assert!(behind == [SENTINEL; REGION_BYTES], "bytes behind the region were written");
     }
 
     /// Everything that was begun is told once at most, and every slot comes back.
@@ -471,7 +481,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         vec![vec![op::GENUINE], write(1, 0, 1)],
     ];
     let mut seeds = Vec::new();
-    for how in [0u8, 2 | 4, 8] {
+    for how in [0u8, 2 | 4, 8, 16] {
         seeds.extend(stories.iter().map(|story| [vec![how], story.concat()].concat()));
     }
     let from_the_start = [vec![1], frame(Kind::SessionOpen, &[0, 1]), write(1, 0, 1), note(1, 0)].concat();
