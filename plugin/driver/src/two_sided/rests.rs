@@ -16,6 +16,9 @@ use super::{Held, Regions};
 /// Rests of one call.
 const BATCH: usize = 32;
 
+/// So many calls may come to nothing before the oldest rest is given up: a fabric that cannot say why must not be asked for ever.
+const VAIN_CALLS: u32 = 16;
+
 /// What waits on one lane, oldest first.
 struct Lane {
     endpoint: EndpointId,
@@ -81,6 +84,7 @@ impl Rests {
             if lane.later && !ended && !lane.is_unwanted(channel) {
                 continue;
             }
+            let mut vain = 0;
             while !lane.jobs.is_empty() {
                 lane.prepare(channel, regions, held, rests, out);
                 let (whole, untaken) = fabric.take(lane.endpoint, rests);
@@ -88,7 +92,13 @@ impl Rests {
                 lane.tell(whole, Outcome::Placed, out);
                 lane.later = untaken == Some(Untaken::Later);
                 match untaken {
-                    None => {}
+                    None if whole > 0 => vain = 0,
+                    None => {
+                        vain += 1;
+                        if vain == VAIN_CALLS {
+                            lane.give_up(out);
+                        }
+                    }
                     Some(Untaken::Unmapped) => lane.tell(1, Outcome::Failed(Status::CopyFailed), out),
                     Some(Untaken::Later) if !ended => break,
                     Some(Untaken::Later | Untaken::Gone) => lane.tell(usize::MAX, Outcome::Lost, out),
@@ -131,6 +141,14 @@ impl Lane {
                 }
             }
             rests.push(Rest { to, len_bytes: job.len });
+        }
+    }
+
+    /// The oldest cannot be placed, and goes nowhere.
+    fn give_up(&mut self, out: &mut Vec<Copied>) {
+        let Some(Job { job, told }) = self.jobs.front_mut() else { return };
+        if !std::mem::replace(told, true) {
+            out.push((job.ticket, job.len, Outcome::Failed(Status::CopyFailed)));
         }
     }
 
