@@ -137,7 +137,11 @@ fn run_one(program: &Path, folder: &Path, target: &Target, seconds: u32) -> Outc
     fuzzer.env(TARGET_VARIABLE, &target.name).stdout(out).stderr(file);
     fuzzer.arg(&corpus).arg(folder.join("seeds").join(&target.name));
     fuzzer.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={}", target.max_len));
-    fuzzer.arg(format!("-dict={}", folder.join("seeds").join(format!("{}.dict", target.name)).display()));
+    let words = folder.join("seeds").join(format!("{}.dict", target.name));
+    // libFuzzer will not have an empty one.
+    if words.metadata().is_ok_and(|of| of.len() > 0) {
+        fuzzer.arg(format!("-dict={}", words.display()));
+    }
     fuzzer.arg(format!("-artifact_prefix={}/{}-", crashes.display(), target.name));
     fuzzer.arg(format!("-timeout={LONGEST_SECONDS}")).arg(format!("-rss_limit_mb={MOST_MEGABYTES}"));
     fuzzer.args(["-use_value_profile=1", "-print_final_stats=1", "-verbosity=1"]);
