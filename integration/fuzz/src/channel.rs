@@ -313,11 +313,10 @@ impl Game {
     fn check(&self) {
         let node = &self.world.nodes[0];
         let violated = matches!(node.ended, Some(TwoEnd::Violation(_)));
-        assert_eq!(
-            node.channel.counters().violations,
-            u64::from(violated),
-            "told once, and it ends the epoch"
-        );
+        let violations = node.channel.counters().violations;
+        // What arrives after the end for another reason still counts.
+        assert!(violations <= 1 && (violations == 1 || !violated), "{violations} of which the first is told");
+        assert!(violations == 0 || node.ended.is_some(), "a violation ends the epoch");
         if let Some(TwoEnd::Violation(violation)) = &node.ended {
             assert!(!TwoViolation::to_string(violation).is_empty());
         }
