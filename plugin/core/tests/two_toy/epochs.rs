@@ -80,6 +80,11 @@ impl World {
                 popped_by_itself,
                 ..
             } = node;
+            let reason = channel.end_reason();
+            assert!(
+                self.hostile || !matches!(reason, Some(TwoEnd::Violation(_))),
+                "{reason:?} between honest peers"
+            );
             let closed = channel.close(now, &mut pool);
             done.extend(closed.done);
             assert_eq!(pool.stats().lent, 0, "all slots came back");

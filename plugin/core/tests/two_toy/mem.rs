@@ -62,6 +62,8 @@ impl Mem {
 
     /// What belongs to an epoch is new in each.
     pub fn reset(&self, config: &Config) {
+        // Nobody took what a peer sent after it broke the protocol.
+        self.rests.borrow_mut().clear();
         *self.control.borrow_mut() = vec![vec![SPOILT; CONTROL_SLOT_BYTES]; config.control_rq as usize];
         *self.page.borrow_mut() = vec![0; Channel::credit_page_bytes(config.lanes.into())];
     }

@@ -296,15 +296,20 @@ impl World {
                 }
                 TwoAction::Credit { endpoint, seq, word, bytes } => {
                     let wr = Wr::Credit { word, bytes: bytes.to_vec() };
-                    node.ends[endpoint.slot as usize].post(seq, wr, config.control_sq);
+                    node.ends[endpoint.slot as usize].post(endpoint.slot, seq, wr, config.control_sq);
                 }
                 TwoAction::SendControl { endpoint, seq, bytes } => {
                     assert!(bytes.len() <= CONTROL_SLOT_BYTES);
-                    node.ends[endpoint.slot as usize].post(seq, Wr::Frame(bytes.to_vec()), config.control_sq);
+                    node.ends[endpoint.slot as usize].post(
+                        endpoint.slot,
+                        seq,
+                        Wr::Frame(bytes.to_vec()),
+                        config.control_sq,
+                    );
                 }
                 TwoAction::SendData(send) => {
                     let wr = data_wr(config, &node.mem, &send);
-                    node.ends[send.endpoint.slot as usize].post(send.seq, wr, config.sq);
+                    node.ends[send.endpoint.slot as usize].post(send.endpoint.slot, send.seq, wr, config.sq);
                 }
                 TwoAction::Place(job) => {
                     assert!(matches!(node.pool.state(job.slot), SlotState::Placing(..)));
@@ -626,10 +631,20 @@ fn is_plain(bytes: &[u8]) -> bool {
 }
 
 impl End {
-    fn post(&mut self, seq: u64, wr: Wr, depth: u32) {
+    fn post(&mut self, index: u32, seq: u64, wr: Wr, depth: u32) {
         assert_eq!(seq, self.posted, "sequences are dense");
         self.posted += 1;
         assert!(self.posted - self.retired <= u64::from(depth), "send queue overflow");
+        if self.fenced {
+            // Its poster has not heard yet.
+            return self.cq.push_back(completion(
+                index as usize,
+                CompletionKind::Send,
+                WcStatus::Flushed,
+                seq,
+                0,
+            ));
+        }
         self.queue.push_back((seq, wr));
     }
 }
