@@ -144,7 +144,7 @@ fn run_one(program: &Path, folder: &Path, target: &Target, seconds: u32) -> Outc
     }
     fuzzer.arg(format!("-artifact_prefix={}/{}-", crashes.display(), target.name));
     fuzzer.arg(format!("-timeout={LONGEST_SECONDS}")).arg(format!("-rss_limit_mb={MOST_MEGABYTES}"));
-    fuzzer.args(["-use_value_profile=1", "-print_final_stats=1", "-verbosity=1"]);
+    fuzzer.args(["-use_value_profile=1", "-len_control=20", "-print_final_stats=1", "-verbosity=1"]);
     let outcome = run(&mut fuzzer, Duration::from_secs(seconds.into()) + minutes(3));
     let text = std::fs::read(&log).map_err(|error| format!("{}: {error}", log.display()))?;
     let text = String::from_utf8_lossy(&text);
