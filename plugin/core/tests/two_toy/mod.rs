@@ -421,7 +421,11 @@ impl World {
             }
         }
         let outcome = match fail {
-            Some(status) => Err(status),
+            Some(status) => {
+                // A rest is taken all the same.
+                drop(job.rest.map(|_| node.mem.take_rest(&job)));
+                Err(status)
+            }
             None => {
                 node.mem.place(&job);
                 node.placed += u64::from(job.len);
