@@ -352,7 +352,7 @@ fn check(h: &Header) -> Result<(), Malformed> {
     let ends_fit = match h.op {
         // The last piece may go on in the next frame; without pieces it is one WRITE of nothing.
         FrameOp::Write => {
-            (h.count > 0 && (h.ends == h.count || h.ends + 1 == h.count)) || (h.count, h.ends) == (0, 1)
+            (h.count > 0 && (h.ends == h.count || h.ends == h.count - 1)) || (h.count, h.ends) == (0, 1)
         }
         FrameOp::Imm => h.ends == h.count.max(1),
         FrameOp::ReadReq => h.count > 0 && h.ends == h.count,
@@ -514,6 +514,19 @@ mod tests {
         let mut reserved = table(&[piece(10), piece(20)]);
         reserved[PIECE - 1] = 1;
         assert_eq!(decode_pieces(&reserved, &h, 1 << 22, &mut out), Err(Malformed::Reserved));
+    }
+
+    #[test]
+    fn the_largest_number_of_ends_is_refused_as_well() {
+        for op in [FrameOp::Write, FrameOp::Imm, FrameOp::ReadReq, FrameOp::Send, FrameOp::ReadResp] {
+            let counts = if matches!(op, FrameOp::Send | FrameOp::ReadResp) { [0, 0] } else { [2, 0] };
+            for count in counts {
+                let len =
+                    if op == FrameOp::ReadReq || (count == 0 && op != FrameOp::ReadResp) { 0 } else { 30 };
+                let header = Header { op, count, len, ends: u16::MAX, ..Header::ack(9, 5) };
+                assert_eq!(decode(&bytes(&header), 9), Err(Malformed::Ends), "{op:?} of {count}");
+            }
+        }
     }
 
     #[test]
