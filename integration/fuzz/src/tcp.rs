@@ -49,7 +49,7 @@ fn mend(bytes: &mut [u8]) {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    use frame::{ACK_WANTED, FrameOp, MORE, Piece, Status};
+    use frame::{ACK_WANTED, FrameOp, HEAD, MORE, Piece, Status};
     let ack = Header::ack(EPOCH, 5);
     let write = Header { op: FrameOp::Write, count: 2, len: 30, seq: 7, ends: 2, ..ack };
     let headers = [
@@ -58,6 +58,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         Header { op: FrameOp::ReadReq, len: 0, flags: 0, ..write },
         Header { op: FrameOp::ReadResp, len: 100, seq: 7, ..ack },
         Header { op: FrameOp::Send, flags: ACK_WANTED | MORE, len: 4096, message_bytes: 8192, ..ack },
+        Header { op: FrameOp::Send, flags: HEAD, len: 100, message_bytes: 100, imm: 64, ends: 1, ..ack },
         ack,
         Header { op: FrameOp::Nak, status: Status::NoRecv, seq: 3, ..ack },
     ];

@@ -66,8 +66,6 @@ impl Mem {
         self.rests.borrow_mut().clear();
         *self.control.borrow_mut() = vec![vec![SPOILT; CONTROL_SLOT_BYTES]; config.control_rq as usize];
         *self.page.borrow_mut() = vec![0; Channel::credit_page_bytes(config.lanes.into())];
-        // Rests that nobody took go with their endpoints.
-        self.rests.borrow_mut().clear();
     }
 
     pub fn add_slab(&self, slab: SlabId) {
