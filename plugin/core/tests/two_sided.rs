@@ -546,6 +546,44 @@ fn a_resend_in_a_later_epoch_does_not_overwrite_memory_that_the_host_used_again(
 }
 
 #[test]
+fn transfers_that_are_failed_between_two_epochs_leave_nothing_behind_although_only_their_messages_were_missing()
+ {
+    let mut config = Config::default();
+    config.limits.unpopped_bytes = 1_000;
+    let mut world = World::new(config, 56);
+    world.nodes[1].popped_by_itself = false;
+    // The window is full, so the messages of all that follows wait.
+    (100..120).for_each(|token| world.notify(0, token, &[1; 1000], Resolve::Taken));
+    world.settle();
+    write(&mut world, 1, 1000, 3000, Some(b"written"));
+    world.submit(0, 2, Direction::Read, &[(8000, 8000, 3000)], Some(b"read"));
+    world.submit(0, 3, Direction::Write, &[], Some(b"nothing"));
+    write(&mut world, 4, 20_000, 3000, None);
+    world.settle();
+    assert_eq!(world.nodes[1].mem.data(1000, 3000), pattern(1, 3000));
+    assert_eq!(world.nodes[0].done, [(4, Ok(()))]);
+    let end = TwoEnd::Closed("no session in time".into());
+    let mut failed = Vec::new();
+    world.next_epoch_after(|n, durable| {
+        if n == 0 {
+            failed = durable.fail_transfers(&end);
+        }
+    });
+    failed.sort_by_key(|(token, _)| *token);
+    assert_eq!(failed, [1, 2, 3].map(|token| (token, XferFailure::Ended(end.clone()))));
+    for popped in 0..20 {
+        world.settle();
+        assert!(popped < world.nodes[1].delivered.len(), "the rest follows");
+        world.nodes[1].channel.on_popped(1, 1000);
+    }
+    world.settle();
+    assert_eq!(world.nodes[1].delivered, vec![vec![1; 1000]; 20], "no message of those that have failed");
+    assert_eq!((world.nodes[0].notes.len(), world.nodes[0].done.len()), (20, 1));
+    // Whatever were still known of them would be remembered at the peer.
+    world.audit();
+}
+
+#[test]
 fn who_waits_behind_others_that_get_on_is_not_late() {
     let mut config = Config::default();
     (config.limits.wait_ms, config.limits.request_depth, config.limits.stall_ms) = (200, 1, 1 << 40);

@@ -227,8 +227,9 @@ impl Outbox {
         out
     }
 
-    /// The host is told that it failed, now; answers its token. What has begun still has to be given up at the peer.
-    pub(super) fn disown(&mut self, at: u32, why: &XferFailure) -> (u64, XferFailure) {
+    /// The host is told that it failed, now; answers its token. What has begun still has to be given up at the peer; `silenced`: its
+    /// notification will not be sent, so nobody waits for it.
+    pub(super) fn disown(&mut self, at: u32, why: &XferFailure, silenced: bool) -> (u64, XferFailure) {
         let (begun, moved) = (self.get(at).id > 0, self.get(at).is_moved());
         if begun && !moved && self.get(at).failure.is_none() {
             self.unqueue(at);
@@ -238,11 +239,12 @@ impl Outbox {
         let out = self.get_mut(at);
         let told = (out.token, out.failure.clone().unwrap_or_else(|| why.clone()));
         (out.told, out.silent) = (true, out.silent || out.message.is_some() && !out.noted);
+        out.note_done |= silenced;
         if !moved {
             out.failure.get_or_insert_with(|| why.clone());
         }
         self.by_token.remove(&told.0);
-        if !begun && !moved {
+        if self.get(at).is_over() {
             self.remove(at);
         }
         told

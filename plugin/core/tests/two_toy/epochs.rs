@@ -62,12 +62,17 @@ pub(super) fn open(
 impl World {
     /// Ends this epoch and begins the next of the same session.
     pub fn next_epoch(&mut self) {
+        self.next_epoch_after(|_, _| {});
+    }
+
+    /// The same, with something done to what a node goes on with.
+    pub fn next_epoch_after(&mut self, mut between: impl FnMut(usize, &mut Durable)) {
         self.drain();
         self.epoch += 1;
         let now = self.now;
         let mut kept = Vec::new();
         let mut parts = Vec::new();
-        for node in std::mem::take(&mut self.nodes) {
+        for (n, node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {
             let Node {
                 channel,
                 mut pool,
@@ -85,8 +90,9 @@ impl World {
                 self.hostile || !matches!(reason, Some(TwoEnd::Violation(_))),
                 "{reason:?} between honest peers"
             );
-            let closed = channel.close(now, &mut pool);
+            let mut closed = channel.close(now, &mut pool);
             done.extend(closed.done);
+            between(n, &mut closed.durable);
             assert_eq!(pool.stats().lent, 0, "all slots came back");
             for job in pool_jobs {
                 match job {

@@ -97,11 +97,11 @@ impl Durable {
         let all: Vec<u32> = self.outbox.live().filter(|(_, out)| !out.told).map(|(at, _)| at).collect();
         let mut failed = Vec::with_capacity(all.len());
         for at in all {
-            self.notes_out.withdraw(Owner::Transfer(at));
+            let silenced = self.notes_out.withdraw(Owner::Transfer(at));
             if !self.outbox.get(at).is_moved() {
                 self.notes_out.disown(Owner::Transfer(at));
             }
-            failed.push(self.outbox.disown(at, &why));
+            failed.push(self.outbox.disown(at, &why, silenced));
         }
         failed
     }
