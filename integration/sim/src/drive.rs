@@ -20,8 +20,7 @@ pub(crate) enum Later {
 
 impl Swarm {
     pub(crate) fn schedule(&mut self, delay_ns: u64, what: Later) {
-        self.tick += 1;
-        self.later.insert((self.world.now_ns() + delay_ns, self.tick), what);
+        self.later.add(self.world.now_ns() + delay_ns, what);
     }
 
     pub(crate) fn open(&mut self, link: usize) -> Check {
@@ -46,9 +45,9 @@ impl Swarm {
     /// What is due now: lifelines, reopenings, deadlines, ends that have become quiet.
     pub(crate) fn due(&mut self) -> Check {
         let now = self.now();
-        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now.0) {
+        while let Some(what) = self.later.due(now.0) {
             self.busy = true;
-            match entry.remove() {
+            match what {
                 Later::Reopen { link } => self.open(link)?,
                 Later::Told { link, side, epoch, reason } => {
                     if self.links[link].epoch == epoch {

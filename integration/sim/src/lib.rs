@@ -11,6 +11,7 @@
 //! * a host that does not pop holds its peer back;
 //! * no epoch ends without a fault, and nothing is ever stuck.
 
+mod agenda;
 mod cells;
 mod checker;
 mod drive;
@@ -21,7 +22,7 @@ mod swarm;
 pub mod two_sided;
 mod workload;
 
-pub use report::{Failure, Options, Reached, Report};
+pub use report::{Failure, Faults, Neglect, Options, Reached, Report};
 pub use swarm::run;
 
 /// What one run may go wrong with.

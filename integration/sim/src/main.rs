@@ -1,7 +1,7 @@
 //! `baton-sim`: runs many seeds, says which ones fail, replays one.
 
 use baton_core::notify::NotifyMode;
-use baton_sim::{Failure, Options, Report, run, two_sided};
+use baton_sim::{Failure, Faults, Options, Report, run, two_sided};
 use clap::Parser;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -25,6 +25,9 @@ struct Args {
     /// No deaths, no partitions, no wrong keys.
     #[arg(long)]
     no_faults: bool,
+    /// Nodes die, and nothing else goes wrong.
+    #[arg(long, conflicts_with = "no_faults")]
+    deaths_only: bool,
     /// How completion is told, in place of what the seed chooses.
     #[arg(long)]
     notify: Option<Notify>,
@@ -60,7 +63,11 @@ fn main() -> ExitCode {
     });
     let options = Options {
         steps: args.steps,
-        faults: !args.no_faults,
+        faults: match (args.no_faults, args.deaths_only) {
+            (true, _) => Faults::None,
+            (false, true) => Faults::Deaths,
+            (false, false) => Faults::All,
+        },
         notify,
         inline_bytes: args.inline,
         ..Options::default()

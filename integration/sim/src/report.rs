@@ -9,19 +9,56 @@ use baton_fabric_sim::Sabotage;
 pub struct Options {
     /// Random steps before everything is left to come to rest.
     pub steps: u32,
-    /// Endpoints and nodes die, networks partition, keys are wrong.
-    pub faults: bool,
+    /// What goes wrong on purpose.
+    pub faults: Faults,
     /// How completion is told; chosen by the seed, link by link, if nothing is said.
     pub notify: Option<NotifyMode>,
     /// Inline limit of the NICs; chosen by the seed if nothing is said.
     pub inline_bytes: Option<u32>,
     /// A rule of the network to break, for tests of the checkers.
     pub sabotage: Option<Sabotage>,
+    /// Something that the driver is to forget, for tests of the checkers; the two-sided backend's only.
+    pub neglect: Option<Neglect>,
+}
+
+/// What goes wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// Nothing.
+    None,
+    /// Whole nodes die, nothing else happens.
+    Deaths,
+    /// Endpoints and nodes die, networks partition, keys are wrong.
+    All,
+}
+
+/// What a driver may forget when a peer does not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neglect {
+    /// Its transfers are not failed.
+    Transfers,
+    /// They are failed twice.
+    TransfersTwice,
+    /// Its notifications are not given up.
+    Notifications,
+    /// A copy out of a bounce slot goes on after its transfer was reported.
+    Copies,
+    /// Memory of the epoch stays registered.
+    Memory,
+    /// Its successor is taken for the same session.
+    Session,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { steps: 1500, faults: true, notify: None, inline_bytes: None, sabotage: None }
+        Options {
+            steps: 1500,
+            faults: Faults::All,
+            notify: None,
+            inline_bytes: None,
+            sabotage: None,
+            neglect: None,
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! One run: nodes, links, random steps, then rest.
 
 use crate::Check;
+use crate::agenda::Agenda;
 use crate::cells::Cells;
 use crate::checker::{Checker, Way, Xfer, message};
 use crate::drive::Later;
 use crate::link::{Link, Open, Shape, Side};
-use crate::report::{Failure, Options, Reached, Report};
+use crate::report::{Failure, Faults, Options, Reached, Report};
 use crate::workload::Recipe;
 use baton_core::Nanos;
 use baton_core::notify::{ID_BYTES, Tell};
@@ -45,6 +46,9 @@ pub(crate) fn caught<T>(
     Err(Failure { seed, step: at.0, at_ns: at.1, what })
 }
 
+/// Of the kinds of faults, the one that kills a node.
+const DEATH: u64 = 37;
+
 /// A run.
 pub(crate) struct Swarm {
     pub(crate) options: Options,
@@ -57,8 +61,7 @@ pub(crate) struct Swarm {
     pub(crate) links: Vec<Link>,
     pub(crate) routes: BTreeMap<(usize, EndpointId), Way>,
     pub(crate) checker: Checker,
-    pub(crate) later: BTreeMap<(u64, u64), Later>,
-    pub(crate) tick: u64,
+    pub(crate) later: Agenda<Later>,
     pub(crate) step: u32,
     pub(crate) epochs: u64,
     /// Some hosts take no notification before the end: the peer must be held back.
@@ -114,8 +117,7 @@ impl Swarm {
             links,
             routes: BTreeMap::new(),
             checker: Checker::default(),
-            later: BTreeMap::new(),
-            tick: 0,
+            later: Agenda::default(),
             step: 0,
             epochs: 0,
             host_pops,
@@ -209,7 +211,7 @@ impl Swarm {
                 let pause = self.rng.between(0, 300_000);
                 self.world.advance_to_ns(self.world.now_ns() + pause);
             }
-            _ if self.options.faults => self.fault(),
+            _ if self.options.faults != Faults::None => self.fault(),
             _ => {}
         }
         Ok(())
@@ -236,7 +238,7 @@ impl Swarm {
             return Ok(());
         };
         let max_message_bytes = self.links[link].shape.max_message_bytes;
-        let poisoned = self.options.faults && self.rng.chance(1, 150);
+        let poisoned = self.options.faults == Faults::All && self.rng.chance(1, 150);
         let notified = self.rng.chance(2, 3);
         let recipe = Recipe {
             rng: &mut self.rng,
@@ -400,7 +402,11 @@ impl Swarm {
     fn fault(&mut self) {
         let way @ (link, side) = self.random_way();
         let [a, b] = self.links[link].nodes;
-        match self.rng.below(40) {
+        let kind = self.rng.below(40);
+        if kind != DEATH && self.options.faults == Faults::Deaths {
+            return;
+        }
+        match kind {
             0..=9 => {
                 let Some(open) = self.working(way) else { return };
                 let count = open.endpoints.len() as u64;
@@ -418,7 +424,7 @@ impl Swarm {
             }
             23..=32 => self.world.stall(a, self.rng.between(1_000, self.retry_timeout_ns / 4)),
             33..=36 => self.tell(link, side, EndReason::PeerFenced("by the test".into())),
-            37 if self.step > self.options.steps / 2 => self.kill_node(a),
+            DEATH if self.step > self.options.steps / 2 => self.kill_node(a),
             _ => {}
         }
     }
@@ -472,7 +478,7 @@ impl Swarm {
                 }
             }
             if self.world.next_event_ns().is_none() && !self.busy {
-                match self.later.keys().next().map(|(at, _)| *at) {
+                match self.later.next_at() {
                     Some(at) => self.world.advance_to_ns(at),
                     None => idle_turns += 1,
                 }

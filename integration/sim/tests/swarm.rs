@@ -2,7 +2,7 @@
 
 use baton_core::notify::NotifyMode;
 use baton_fabric_sim::Sabotage;
-use baton_sim::{Options, Reached, run};
+use baton_sim::{Faults, Options, Reached, run};
 
 /// Unoptimised code is slow; `baton-sim` runs as many as anybody likes.
 const SEEDS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
@@ -45,8 +45,8 @@ fn break_no_rule(options: Options) {
 #[test]
 fn without_faults_no_transfer_fails() {
     for seed in 1000..1000 + SEEDS / 2 {
-        let report =
-            run(seed, Options { faults: false, ..Options::default() }).unwrap_or_else(|e| panic!("{e}"));
+        let report = run(seed, Options { faults: Faults::None, ..Options::default() })
+            .unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(report.failed, report.reached.transfers_canceled, "seed {seed}");
         assert_eq!(report.reached.transfers_failed, 0, "seed {seed}");
     }
@@ -67,7 +67,7 @@ fn caught(sabotage: Sabotage) -> String {
 }
 
 fn caught_in(notify: NotifyMode, sabotage: Sabotage) -> String {
-    let (faults, sabotage, notify) = (false, Some(sabotage), Some(notify));
+    let (faults, sabotage, notify) = (Faults::None, Some(sabotage), Some(notify));
     let options = Options { faults, sabotage, notify, ..Options::default() };
     let failure = (0..200).find_map(|seed| run(seed, options).err());
     failure.unwrap_or_else(|| panic!("200 seeds did not notice {sabotage:?} with {notify:?}")).what

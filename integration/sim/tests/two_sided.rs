@@ -1,8 +1,8 @@
 //! The two-sided backend holds under many seeds, and the checkers would notice if it did not.
 
 use baton_fabric_sim::Sabotage;
-use baton_sim::Options;
 use baton_sim::two_sided::{TwoReached, run};
+use baton_sim::{Faults, Neglect, Options};
 
 /// Unoptimised code is slow; `baton-sim --two-sided` runs as many as anybody likes.
 const SEEDS: u64 = if cfg!(debug_assertions) { 40 } else { 200 };
@@ -39,8 +39,8 @@ fn nor_do_two_thousand_seeds() {
 #[test]
 fn without_faults_an_epoch_lasts() {
     for seed in 1000..1000 + SEEDS / 2 {
-        let report =
-            run(seed, Options { faults: false, ..Options::default() }).unwrap_or_else(|e| panic!("{e}"));
+        let report = run(seed, Options { faults: Faults::None, ..Options::default() })
+            .unwrap_or_else(|e| panic!("{e}"));
         assert!(report.epochs <= 6, "seed {seed}: {} epochs", report.epochs);
     }
 }
@@ -57,8 +57,40 @@ fn a_seed_replays_bit_by_bit() {
 #[test]
 fn what_the_network_breaks_is_noticed() {
     for sabotage in [Sabotage::WrongByte, Sabotage::LostCompletion, Sabotage::RepeatedImmediate] {
-        let options = Options { faults: false, sabotage: Some(sabotage), ..Options::default() };
+        let options = Options { faults: Faults::None, sabotage: Some(sabotage), ..Options::default() };
         let noticed = (0..200).find_map(|seed| run(seed, options).err());
         assert!(noticed.is_some(), "200 seeds did not notice {sabotage:?}");
+    }
+}
+
+/// Where nothing but deaths happens, an epoch that ends on a link between two living nodes is a failure of the run.
+#[test]
+fn the_death_of_a_node_disturbs_no_other_link() {
+    let mut reached = TwoReached::default();
+    let faults = Faults::Deaths;
+    for seed in 2000..2000 + SEEDS {
+        let report = run(seed, Options { faults, ..Options::default() }).unwrap_or_else(|e| panic!("{e}"));
+        reached = reached.plus(&report.reached);
+        // At most six links at first, three more with each node that comes back.
+        assert!(report.epochs <= 6 + 3 * report.reached.nodes_restarted, "seed {seed}: {report:?}");
+    }
+    assert!(reached.nodes_killed > SEEDS / 10 && reached.nodes_restarted > SEEDS / 20, "{reached:?}");
+    assert!(reached.transfers_orphaned > 0 && reached.notes_orphaned > 0, "{reached:?}");
+}
+
+#[test]
+fn what_a_survivor_forgets_is_noticed() {
+    for (neglect, words) in [
+        (Neglect::Transfers, "was not reported with its session"),
+        (Neglect::TransfersTwice, "is reported twice"),
+        (Neglect::Notifications, "was not resolved with its session"),
+        (Neglect::Copies, "although nobody owned it"),
+        (Neglect::Memory, "registrations at rest"),
+        (Neglect::Session, ""),
+    ] {
+        let options = Options { faults: Faults::Deaths, neglect: Some(neglect), ..Options::default() };
+        let noticed = (0..400).find_map(|seed| run(seed, options).err());
+        let noticed = noticed.unwrap_or_else(|| panic!("400 seeds did not notice {neglect:?}"));
+        assert!(noticed.what.contains(words), "{neglect:?}: {noticed}");
     }
 }

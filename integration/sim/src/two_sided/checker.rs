@@ -37,7 +37,17 @@ pub(super) struct Xfer {
     pub canceled: bool,
     /// How it was reported.
     pub ended: Option<bool>,
+    /// It was failed for want of a session: whether the peer hears of it nobody knows.
+    pub lost: bool,
     pub delivered: bool,
+}
+
+/// A notification that has not come to its end for its sender.
+#[derive(Debug)]
+struct Unresolved {
+    way: Way,
+    /// It has a deadline.
+    expires: bool,
 }
 
 #[derive(Default)]
@@ -45,7 +55,7 @@ pub(super) struct Checker {
     xfers: BTreeMap<u64, Xfer>,
     /// Ids in the order of sending, by the side that sends.
     notes: BTreeMap<Way, VecDeque<u64>>,
-    unresolved: BTreeMap<u64, Way>,
+    unresolved: BTreeMap<u64, Unresolved>,
     /// Sources of READs that are over, and the side that served them: its own until nothing of it is outstanding.
     pub sources: Vec<(Way, Run)>,
     next_id: u64,
@@ -71,9 +81,9 @@ impl Checker {
         self.xfers.insert(id, xfer);
     }
 
-    pub fn notified(&mut self, way: Way, id: u64) {
+    pub fn notified(&mut self, way: Way, id: u64, expires: bool) {
         self.notes.entry(way).or_default().push_back(id);
-        self.unresolved.insert(id, way);
+        self.unresolved.insert(id, Unresolved { way, expires });
     }
 
     /// Transfers of that side that are not over.
@@ -96,18 +106,45 @@ impl Checker {
         result: Result<(), XferFailure>,
         cells: &mut [Cells],
     ) -> Check {
-        let xfer = self.xfers.get_mut(&id).ok_or_else(|| format!("{way:?}: {id} is reported, unasked"))?;
-        if xfer.way != way || xfer.ended.is_some() {
-            return Err(format!("{way:?}: transfer {id} is reported twice or elsewhere"));
-        }
+        let xfer = self.reported(way, id)?;
         match &result {
             Ok(()) if !xfer.poisoned => {}
             Err(XferFailure::Canceled) if xfer.canceled => {}
             Err(XferFailure::Refused { status: Status::NoRegion, .. }) if xfer.poisoned => {}
             other => return Err(format!("{way:?}: transfer {id} came to {other:?}: {xfer:?}")),
         }
-        xfer.ended = Some(result.is_ok());
-        xfer.check(id, result.is_ok(), cells)?;
+        self.over(way, id, result.is_ok(), cells)
+    }
+
+    /// A transfer was failed because there is no session: as if it had ended by itself, but its message may still come.
+    pub fn lost(&mut self, way: Way, id: u64, failure: &XferFailure, cells: &mut [Cells]) -> Check {
+        let xfer = self.reported(way, id)?;
+        let right = match failure {
+            XferFailure::Ended(_) => true,
+            XferFailure::Canceled => xfer.canceled,
+            XferFailure::Refused { status: Status::NoRegion, .. } => xfer.poisoned,
+            _ => false,
+        };
+        if !right {
+            return Err(format!("{way:?}: without a session transfer {id} came to {failure:?}: {xfer:?}"));
+        }
+        xfer.lost = true;
+        self.over(way, id, false, cells)
+    }
+
+    fn reported(&mut self, way: Way, id: u64) -> Result<&mut Xfer, String> {
+        let xfer = self.xfers.get_mut(&id).ok_or_else(|| format!("{way:?}: {id} is reported, unasked"))?;
+        if xfer.way != way || xfer.ended.is_some() {
+            return Err(format!("{way:?}: transfer {id} is reported twice or elsewhere"));
+        }
+        Ok(xfer)
+    }
+
+    fn over(&mut self, way: Way, id: u64, done: bool, cells: &mut [Cells]) -> Check {
+        let xfer = self.reported(way, id)?;
+        xfer.ended = Some(done);
+        xfer.check(id, done, cells)?;
+        let xfer = &self.xfers[&id];
         for piece in &xfer.pieces {
             cells[piece.local.node].give(piece.local);
             match xfer.direction {
@@ -116,7 +153,7 @@ impl Checker {
                 Direction::Read => self.sources.push(((way.0, 1 - way.1), piece.remote)),
             }
         }
-        if result.is_ok() {
+        if done {
             self.done += 1
         } else {
             self.failed += 1
@@ -143,7 +180,8 @@ impl Checker {
         }
         let xfer =
             self.xfers.get_mut(&id).ok_or_else(|| format!("{way:?}: {id} is told of twice or never was"))?;
-        let wrong = xfer.way != way || !xfer.message || xfer.delivered || xfer.ended == Some(false);
+        let given_up = xfer.ended == Some(false) && !xfer.lost;
+        let wrong = xfer.way != way || !xfer.message || xfer.delivered || given_up;
         if wrong {
             return Err(format!("{way:?}: message of {id}, which is {xfer:?}"));
         }
@@ -157,9 +195,58 @@ impl Checker {
 
     pub fn note_done(&mut self, way: Way, id: u64, sent: bool) -> Check {
         match self.unresolved.remove(&id) {
-            Some(of) if of == way && sent => Ok(()),
+            Some(of) if of.way == way && sent => Ok(()),
+            // Nothing of it was sent, so it must never come.
+            Some(of) if of.way == way && of.expires => self.strike(way, id),
             other => Err(format!("{way:?}: notification {id} resolves as {sent}, it was {other:?}")),
         }
+    }
+
+    fn strike(&mut self, way: Way, id: u64) -> Check {
+        let queue = self.notes.entry(way).or_default();
+        match queue.iter().position(|other| *other == id) {
+            Some(at) => {
+                queue.remove(at);
+                Ok(())
+            }
+            None => Err(format!("{way:?}: notification {id} expired and was delivered")),
+        }
+    }
+
+    /// A notification was given up with its session.
+    pub fn note_lost(&mut self, way: Way, id: u64, bytes: &[u8]) -> Check {
+        match self.unresolved.remove(&id) {
+            Some(of) if of.way == way && bytes == message(id, bytes.len()) => Ok(()),
+            other => Err(format!("{way:?}: notification {id} is lost, it was {other:?}")),
+        }
+    }
+
+    /// The session of a side is over and so is its peer: everything was reported, and nothing can come of it any more.
+    pub fn session_over(&mut self, way: Way) -> Check {
+        if let Some((id, xfer)) = self.xfers.iter().find(|(_, x)| x.way == way && x.ended.is_none()) {
+            return Err(format!("{way:?}: transfer {id} was not reported with its session: {xfer:?}"));
+        }
+        if let Some((id, _)) = self.unresolved.iter().find(|(_, note)| note.way == way) {
+            return Err(format!("{way:?}: notification {id} was not resolved with its session"));
+        }
+        self.forget_way(way);
+        Ok(())
+    }
+
+    /// Whoever began these is dead, and the other side has closed its epoch: no byte of them can land there any more.
+    pub fn initiator_died(&mut self, way: Way, cells: &mut [Cells]) -> Check {
+        for (id, xfer) in self.xfers.iter().filter(|(_, xfer)| xfer.way == way && xfer.ended.is_none()) {
+            xfer.check(*id, false, cells)?;
+            xfer.pieces.iter().for_each(|piece| cells[piece.remote.node].give(piece.remote));
+        }
+        self.forget_way(way);
+        Ok(())
+    }
+
+    pub fn forget_way(&mut self, way: Way) {
+        self.xfers.retain(|_, xfer| xfer.way != way);
+        self.unresolved.retain(|_, note| note.way != way);
+        self.notes.remove(&way);
     }
 
     fn forget(&mut self, id: u64) {
@@ -183,7 +270,7 @@ impl Checker {
         }
         match self.unresolved.first_key_value() {
             None => Ok(()),
-            Some((id, way)) => Err(format!("{way:?}: notification {id} never resolved")),
+            Some((id, note)) => Err(format!("{:?}: notification {id} never resolved", note.way)),
         }
     }
 }
@@ -193,6 +280,9 @@ impl Xfer {
     fn check(&self, id: u64, done: bool, cells: &[Cells]) -> Check {
         for piece in &self.pieces {
             let target = if self.direction == Direction::Write { piece.remote } else { piece.local };
+            if cells[target.node].gone {
+                continue;
+            }
             let found = cells[target.node].load(target);
             let end = piece.offset + piece.bytes.len();
             if done && found[piece.offset..end] != piece.bytes {

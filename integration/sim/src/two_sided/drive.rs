@@ -4,7 +4,7 @@ use super::checker::Way;
 use super::link::Open;
 use super::memory::View;
 use super::swarm::Swarm;
-use crate::Check;
+use crate::{Check, Neglect};
 use baton_core::two_sided::channel::Channel;
 use baton_core::two_sided::report::{TwoEnd, TwoEvent};
 use baton_core::two_sided::setup::Place;
@@ -15,19 +15,30 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) enum Later {
     /// A lifeline tells this side that its peer has fenced.
-    Told { link: usize, side: usize, epoch: u32 },
+    Told { link: usize, side: usize, epoch: u32, why: &'static str },
     /// Both sides are closed: the next epoch.
     Reopen { link: usize },
+    /// A side has waited for a session long enough: its transfers are failed, or the session is given up.
+    GiveUp { link: usize, side: usize, session: bool },
+    /// A host learns that another instance has taken its peer's place.
+    Unbind { link: usize, side: usize },
+    /// A dead node's name comes back.
+    Restart { node: usize },
+    /// A copy that a driver forgot to wait for.
+    Stray { node: usize, addr: u64, bytes: Vec<u8> },
 }
 
 impl Swarm {
     pub(super) fn schedule(&mut self, delay_ns: u64, what: Later) {
-        self.tick += 1;
-        self.later.insert((self.world.now_ns() + delay_ns, self.tick), what);
+        self.later.add(self.world.now_ns() + delay_ns, what);
     }
 
     pub(super) fn open(&mut self, link: usize) -> Check {
         let [a, b] = self.links[link].nodes;
+        if self.gone(a) || self.gone(b) {
+            return Ok(());
+        }
+        self.take_for_old(link);
         self.links[link].open(&self.world, [&self.fabrics[a], &self.fabrics[b]], &mut self.bounces)?;
         self.epochs += 1;
         for side in [0, 1] {
@@ -43,15 +54,20 @@ impl Swarm {
     /// What is due now: lifelines, reopenings, deadlines, pools, ends that have become quiet.
     pub(super) fn due(&mut self) -> Check {
         let now = self.now();
-        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now.0) {
+        while let Some(what) = self.later.due(now.0) {
             self.busy = true;
-            match entry.remove() {
+            match what {
                 Later::Reopen { link } => self.open(link)?,
-                Later::Told { link, side, epoch } => {
+                Later::Told { link, side, epoch, why } => {
                     if self.links[link].epoch == epoch {
-                        self.end((link, side), TwoEnd::Closed("the peer has fenced".into()))?;
+                        self.end((link, side), TwoEnd::Closed(why.into()))?;
                     }
                 }
+                Later::GiveUp { link, side, session: false } => self.fail_transfers((link, side))?,
+                Later::GiveUp { link, side, session: true } => self.give_up((link, side))?,
+                Later::Unbind { link, side } => self.unbind((link, side))?,
+                Later::Restart { node } => self.restart(node)?,
+                Later::Stray { node, addr, bytes } => self.world.store(node, addr, &bytes),
             }
         }
         for way in self.ways() {
@@ -66,7 +82,7 @@ impl Swarm {
         }
         self.free_sources();
         for node in 0..self.bounces.len() {
-            if self.bounces[node].pool.next_timeout(now).is_some_and(|at| at <= now) {
+            if self.bounces[node].wake.is_some_and(|at| at <= now) {
                 self.serve_pool(node)?;
             }
         }
@@ -86,6 +102,9 @@ impl Swarm {
 
     /// Slabs come and go; whoever is concerned is told.
     pub(super) fn serve_pool(&mut self, node: usize) -> Check {
+        if self.gone(node) {
+            return Ok(());
+        }
         let now = self.now();
         let fabric = Arc::clone(&self.fabrics[node]);
         self.busy |= self.bounces[node].serve(now, &self.world, &fabric, &mut self.rng)?;
@@ -193,8 +212,14 @@ impl Swarm {
         if !matches!(reason, TwoEnd::WorkFailed { .. } | TwoEnd::Closed(_)) {
             return Err(format!("{:?}: the protocol broke: {reason}", (link, side)));
         }
-        let node = state.nodes[side];
+        let [node, peer] = [state.nodes[side], state.nodes[1 - side]];
         let Some(open) = state.sides[side].open.as_mut().filter(|open| !open.ending) else { return Ok(()) };
+        if self.cells[peer].gone {
+            match reason {
+                TwoEnd::WorkFailed { .. } => self.reached.deaths_found += 1,
+                _ => self.reached.deaths_told += 1,
+            }
+        }
         open.channel.shut(&reason.to_string());
         open.fence(&self.fabrics[node]);
         self.tell(link, 1 - side);
@@ -204,8 +229,8 @@ impl Swarm {
     pub(super) fn tell(&mut self, link: usize, side: usize) {
         self.links[link].faulted = true;
         let delay = self.rng.between(1_000, 500_000);
-        let epoch = self.links[link].epoch;
-        self.schedule(delay, Later::Told { link, side, epoch });
+        let (epoch, why) = (self.links[link].epoch, "the peer has fenced");
+        self.schedule(delay, Later::Told { link, side, epoch, why });
     }
 
     /// Steps 3 to 6, once the endpoints are quiet.
@@ -225,6 +250,7 @@ impl Swarm {
             self.poll(node, 64)?;
         }
         while self.links[link].sides[side].open.as_ref().is_some_and(|open| !open.copies.is_empty()) {
+            self.forget_copy(way);
             self.copy(way, 0)?;
         }
         self.carry_out(way)?;
@@ -234,18 +260,19 @@ impl Swarm {
         let Open { channel, memory, endpoints, .. } = open;
         endpoints.iter().for_each(|endpoint| fabric.destroy_endpoint(*endpoint));
         let now = self.now();
-        let closed = channel.close(now, &mut self.bounces[node].pool);
-        memory.free(&self.world, &fabric)?;
+        let pool = &mut self.bounces[node].pool;
+        let closed = channel.close(now, pool);
+        // All slots are back, or this stops the run.
+        pool.leave(self.links[link].peer);
+        if !(self.neglects(Neglect::Memory) && self.gone(self.links[link].nodes[1 - side])) {
+            memory.free(&self.world, &fabric)?;
+        }
         self.reached.add(&closed.counters);
         for (token, result) in closed.done {
             self.checker.ended(way, token, result, &mut self.cells)?;
         }
-        let state = &mut self.links[link];
-        state.sides[side].durable = Some(closed.durable);
-        if state.sides.iter().all(|side| side.open.is_none()) {
-            let delay = self.rng.between(10_000, 2_000_000);
-            self.schedule(delay, Later::Reopen { link });
-        }
+        self.links[link].sides[side].durable = Some(closed.durable);
+        self.after_close(way)?;
         self.serve_pool(node)
     }
 }

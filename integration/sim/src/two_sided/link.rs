@@ -81,6 +81,8 @@ pub(super) struct Side {
     pub durable: Option<Durable>,
     /// Lengths of the messages that the host has not taken.
     pub inbox: VecDeque<usize>,
+    /// The host knows that another instance has taken the peer's place: its session will not be resumed.
+    pub unbound: bool,
 }
 
 pub(super) struct Link {
@@ -93,6 +95,8 @@ pub(super) struct Link {
     pub faulted: bool,
     /// It may end until then (a partition).
     pub suspect_until: u64,
+    /// The link of the instance whose place one of the nodes took.
+    pub replaces: Option<usize>,
 }
 
 /// What one side has before it is connected.
@@ -103,6 +107,11 @@ struct Prepared {
 }
 
 impl Link {
+    pub fn new(nodes: [usize; 2], peer: PeerKey, shape: Shape) -> Link {
+        let sides = [Side::default(), Side::default()];
+        Link { nodes, peer, shape, epoch: 0, sides, faulted: false, suspect_until: 0, replaces: None }
+    }
+
     /// Opens the next epoch on both sides, as HELLO to ACCEPT would.
     pub fn open(&mut self, world: &SimWorld, fabrics: [&Arc<SimFabric>; 2], bounces: &mut [Bounce]) -> Check {
         self.epoch += 1;
@@ -154,6 +163,7 @@ impl Link {
     ) -> Result<Prepared, String> {
         let Shape { lanes, sq, rq, control, first_recvs, .. } = self.shape;
         let node = fabric.node();
+        bounce.pool.join(self.peer);
         let memory = ChannelMemory::new(world, fabric, control, (lanes.into(), sq))?;
         let max_sge = self.shape.max_sge;
         let config = |control, sq_depth, rq_depth| EndpointConfig {
@@ -268,7 +278,7 @@ impl Open {
         gather: bool,
     ) -> Result<bool, String> {
         let node = fabric.node();
-        let Bounce { pool, slabs } = bounce;
+        let Bounce { pool, slabs, .. } = bounce;
         let view = View { world, node, memory: &self.memory, slabs, cells, gather };
         let post = Post { fabric, view: &view, endpoints: &self.endpoints };
         let mut acted = false;

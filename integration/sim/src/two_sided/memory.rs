@@ -26,6 +26,8 @@ pub(super) fn region(node: usize) -> RegionId {
 pub(super) struct Bounce {
     pub pool: Pool,
     pub slabs: Slabs,
+    /// When the pool wants to be looked at although nothing happened.
+    pub wake: Option<Nanos>,
 }
 
 /// Memory of its slabs.
@@ -37,7 +39,7 @@ pub(super) struct Slabs {
 impl Bounce {
     pub fn new(config: PoolConfig, now: Nanos) -> Bounce {
         let slabs = Slabs { areas: BTreeMap::new(), slot_bytes: config.slot_bytes as usize };
-        Bounce { pool: Pool::new(config, now), slabs }
+        Bounce { pool: Pool::new(config, now), slabs, wake: None }
     }
 
     /// Makes and frees slabs; sometimes there is no memory. Whether there was anything.
@@ -68,11 +70,17 @@ impl Bounce {
                 }
             }
         }
+        self.wake = self.pool.next_timeout(now);
         Ok(any)
     }
 }
 
 impl Slabs {
+    /// How many are there.
+    pub fn count(&self) -> usize {
+        self.areas.len()
+    }
+
     /// Address and local key of bytes of a slot.
     pub fn place(&self, slot: SlotId, at: usize, len: usize) -> (u64, u64) {
         assert!(at + len <= self.slot_bytes, "beyond the end of {slot:?}");

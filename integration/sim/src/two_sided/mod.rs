@@ -9,8 +9,19 @@
 //! * credit: nobody knows of more than was announced, announces more than was posted, takes more than was sent; at rest nothing is
 //!   missing, and the pools are back at their base;
 //! * no epoch ends without a fault, and nothing is ever stuck.
+//!
+//! In the second half of a run whole nodes die, and the names of some come back as new instances. A survivor learns it late, by its
+//! lifeline or by a work request that fails. Then, besides the above:
+//! * every transfer to the dead node is reported, once, and every notification to it is resolved, once, as done or as given up;
+//! * once the survivor has closed its epoch, memory that the dead node was writing to or reading from is anybody's, and no byte lands there;
+//! * all slots of the pool that the dead node's lanes held have come back, and its endpoints and registrations are gone;
+//! * the survivor's other links have not noticed: none of their epochs ends;
+//! * the new instance is another peer with another session: nothing of the old one is delivered or reported there.
+//!
+//! Between two living nodes, too, a next epoch may come so late that transfers are failed meanwhile: nothing of them lands in it.
 
 mod checker;
+mod death;
 mod drive;
 mod link;
 mod memory;
@@ -38,22 +49,50 @@ pub struct TwoReport {
     pub reached: TwoReached,
 }
 
-/// How often each way of the protocol was taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct TwoReached {
-    pub messages_gathered: u64,
-    pub messages_copied: u64,
-    pub blocks_packed: u64,
-    pub nops: u64,
-    pub reclaims: u64,
-    pub credit_requests: u64,
-    pub aborts: u64,
-    pub nacks: u64,
-    pub chunks_not_placed: u64,
-    pub pool_expanded: u64,
-    pub pool_shrunk: u64,
-    pub pool_revived: u64,
+macro_rules! reached {
+    ($($field:ident: $name:literal,)*) => {
+        /// How often each way of the protocol was taken.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub struct TwoReached {
+            $(pub $field: u64,)*
+        }
+
+        impl TwoReached {
+            /// By name.
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($name, self.$field),)*]
+            }
+
+            /// Both together.
+            pub fn plus(&self, other: &TwoReached) -> TwoReached {
+                TwoReached { $($field: self.$field + other.$field,)* }
+            }
+        }
+    };
+}
+
+reached! {
+    messages_gathered: "messages gathered",
+    messages_copied: "messages copied",
+    blocks_packed: "blocks packed",
+    nops: "NOPs",
+    reclaims: "RECVs asked back",
+    credit_requests: "credit requests",
+    aborts: "aborts",
+    nacks: "refusals",
+    chunks_not_placed: "chunks not placed",
+    notes_expired: "notifications expired",
+    pool_expanded: "slabs made",
+    pool_shrunk: "slabs given back",
+    pool_revived: "slabs taken into use again",
+    nodes_killed: "nodes killed",
+    nodes_restarted: "nodes restarted",
+    deaths_told: "deaths told by a lifeline",
+    deaths_found: "deaths found by a work request",
+    transfers_orphaned: "transfers failed with a dead peer",
+    notes_orphaned: "notifications given up with a dead peer",
+    transfers_given_up: "transfers failed between two epochs",
 }
 
 impl TwoReached {
@@ -68,42 +107,7 @@ impl TwoReached {
         self.nacks += counters.nacks_sent;
         self.chunks_not_placed +=
             counters.duplicate_chunks + counters.ended_chunks + counters.released_chunks;
-    }
-
-    /// By name.
-    pub fn named(&self) -> [(&'static str, u64); 12] {
-        [
-            ("messages gathered", self.messages_gathered),
-            ("messages copied", self.messages_copied),
-            ("blocks packed", self.blocks_packed),
-            ("NOPs", self.nops),
-            ("RECVs asked back", self.reclaims),
-            ("credit requests", self.credit_requests),
-            ("aborts", self.aborts),
-            ("refusals", self.nacks),
-            ("chunks not placed", self.chunks_not_placed),
-            ("slabs made", self.pool_expanded),
-            ("slabs given back", self.pool_shrunk),
-            ("slabs taken into use again", self.pool_revived),
-        ]
-    }
-
-    /// Both together.
-    pub fn plus(&self, other: &TwoReached) -> TwoReached {
-        TwoReached {
-            messages_gathered: self.messages_gathered + other.messages_gathered,
-            messages_copied: self.messages_copied + other.messages_copied,
-            blocks_packed: self.blocks_packed + other.blocks_packed,
-            nops: self.nops + other.nops,
-            reclaims: self.reclaims + other.reclaims,
-            credit_requests: self.credit_requests + other.credit_requests,
-            aborts: self.aborts + other.aborts,
-            nacks: self.nacks + other.nacks,
-            chunks_not_placed: self.chunks_not_placed + other.chunks_not_placed,
-            pool_expanded: self.pool_expanded + other.pool_expanded,
-            pool_shrunk: self.pool_shrunk + other.pool_shrunk,
-            pool_revived: self.pool_revived + other.pool_revived,
-        }
+        self.notes_expired += counters.notes_expired;
     }
 }
 

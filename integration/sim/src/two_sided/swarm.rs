@@ -6,8 +6,9 @@ use super::link::{Link, Shape, Side};
 use super::memory::{Bounce, region};
 use super::{TwoReached, TwoReport};
 use crate::Check;
+use crate::agenda::Agenda;
 use crate::cells::{CELL, Cells, Run};
-use crate::report::Options;
+use crate::report::{Faults, Options};
 use baton_core::two_sided::chunks::Piece as Span;
 use baton_core::two_sided::codec::Direction;
 use baton_core::two_sided::notes::Resolve;
@@ -18,10 +19,16 @@ use baton_fabric::EndpointId;
 use baton_fabric_sim::{Rng, SimConfig, SimFabric, SimWorld};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// A region that no node has.
 const NOWHERE: RegionId = RegionId(0xDEAD);
+
+/// How often a dead node may come back in a run.
+const SPARES: usize = 2;
+/// Of the kinds of faults, those that kill a node.
+const DEATHS: RangeInclusive<u64> = 37..=38;
 
 /// A run.
 pub(super) struct Swarm {
@@ -29,14 +36,18 @@ pub(super) struct Swarm {
     pub world: SimWorld,
     retry_timeout_ns: u64,
     pub rng: Rng,
+    /// One for each instance of a node, the dead ones with them.
     pub fabrics: Vec<Arc<SimFabric>>,
     pub cells: Vec<Cells>,
     pub bounces: Vec<Bounce>,
+    /// Dead nodes may come back so often.
+    pub spares: usize,
+    /// Length of a bounce slot, on which all agree.
+    slot_bytes: u32,
     pub links: Vec<Link>,
     pub routes: BTreeMap<(usize, EndpointId), Way>,
     pub checker: Checker,
-    pub later: BTreeMap<(u64, u64), Later>,
-    pub tick: u64,
+    pub later: Agenda<Later>,
     pub step: u32,
     pub epochs: u64,
     /// Of closed epochs.
@@ -50,7 +61,7 @@ impl Swarm {
         let mut rng = Rng::new(seed ^ 0x7A05_1DED_7A05_1DED);
         let nodes = rng.between(2, 4) as usize;
         let config = SimConfig {
-            nodes,
+            nodes: nodes + SPARES,
             max_pieces: rng.between(1, 5),
             stall_one_in: [0, 20, 200][rng.below(3) as usize],
             reorder_one_in: [0, 2, 5][rng.below(3) as usize],
@@ -62,62 +73,65 @@ impl Swarm {
         };
         let retry_timeout_ns = config.retry_timeout_ns;
         let world = SimWorld::new(seed, config);
-        let fabrics: Vec<_> = (0..nodes).map(|node| world.fabric(node)).collect();
-        let cells = fabrics.iter().map(|fabric| Cells::new(&world, fabric)).collect::<Result<_, _>>()?;
-        // All agree on the length of a slot; how many there are is a node's own business.
         let slot_bytes = [256, 512, 1024, 4096][rng.below(4) as usize];
-        let mut bounces: Vec<Bounce> = (0..nodes)
-            .map(|_| {
-                let base_slabs = rng.between(1, 3) as u32;
-                let config = PoolConfig {
-                    slot_bytes,
-                    slab_slots: rng.between(2, 8) as u32,
-                    base_slabs,
-                    max_slabs: base_slabs + rng.below(16) as u32,
-                    peer_slots: rng.between(4, 60) as u32,
-                    send_reserve: rng.between(1, 4) as u32,
-                    idle_ms: rng.between(5, 200),
-                    retry_ms: rng.between(1, 5),
-                };
-                Bounce::new(config, Nanos(0))
-            })
-            .collect();
-        let mut links = Vec::new();
-        for a in 0..nodes {
-            for b in a + 1..nodes {
-                let peer = PeerKey(links.len() as u32);
-                for node in [a, b] {
-                    bounces[node].pool.join(peer);
-                }
-                links.push(Link {
-                    nodes: [a, b],
-                    peer,
-                    shape: Shape::random(&mut rng),
-                    epoch: 0,
-                    sides: [Side::default(), Side::default()],
-                    faulted: false,
-                    suspect_until: 0,
-                });
-            }
-        }
-        Ok(Swarm {
+        let mut swarm = Swarm {
             options,
             world,
             retry_timeout_ns,
             rng,
-            fabrics,
-            cells,
-            bounces,
-            links,
+            fabrics: Vec::new(),
+            cells: Vec::new(),
+            bounces: Vec::new(),
+            spares: SPARES,
+            slot_bytes,
+            links: Vec::new(),
             routes: BTreeMap::new(),
             checker: Checker::default(),
-            later: BTreeMap::new(),
-            tick: 0,
+            later: Agenda::default(),
             step: 0,
             epochs: 0,
             reached: TwoReached::default(),
             busy: false,
-        })
+        };
+        for _ in 0..nodes {
+            swarm.add_node()?;
+        }
+        for a in 0..nodes {
+            for b in a + 1..nodes {
+                let shape = Shape::random(&mut swarm.rng);
+                swarm.add_link([a, b], shape);
+            }
+        }
+        Ok(swarm)
+    }
+
+    /// Another instance, with memory and a pool of its own; what it is called here.
+    pub fn add_node(&mut self) -> Result<usize, String> {
+        let node = self.fabrics.len();
+        let fabric = self.world.fabric(node);
+        self.cells.push(Cells::new(&self.world, &fabric)?);
+        self.fabrics.push(fabric);
+        let rng = &mut self.rng;
+        let base_slabs = rng.between(1, 3) as u32;
+        let config = PoolConfig {
+            slot_bytes: self.slot_bytes,
+            slab_slots: rng.between(2, 8) as u32,
+            base_slabs,
+            max_slabs: base_slabs + rng.below(16) as u32,
+            peer_slots: rng.between(4, 60) as u32,
+            send_reserve: rng.between(1, 4) as u32,
+            idle_ms: rng.between(5, 200),
+            retry_ms: rng.between(1, 5),
+        };
+        let now = self.now();
+        self.bounces.push(Bounce::new(config, now));
+        Ok(node)
+    }
+
+    pub fn add_link(&mut self, nodes: [usize; 2], shape: Shape) -> usize {
+        let link = self.links.len();
+        self.links.push(Link::new(nodes, PeerKey(link as u32), shape));
+        link
     }
 
     pub fn report(&self) -> TwoReport {
@@ -144,7 +158,8 @@ impl Swarm {
     /// Where the pools and those who borrow from them stand: what a failure most often comes from.
     pub fn pools(&self) -> String {
         let mut text = String::new();
-        for (node, bounce) in self.bounces.iter().enumerate() {
+        for node in self.living() {
+            let bounce = &self.bounces[node];
             let _ = writeln!(text, "node {node}: {:?}, {:?}", bounce.pool.config(), bounce.pool.stats());
         }
         for link in &self.links {
@@ -181,7 +196,7 @@ impl Swarm {
             self.random_step()?;
             if step % 32 == 0 {
                 self.links.iter().try_for_each(|link| link.check_credit(false))?;
-                self.bounces.iter().for_each(|bounce| bounce.pool.audit());
+                self.living().for_each(|node| self.bounces[node].pool.audit());
             }
         }
         self.come_to_rest()?;
@@ -189,7 +204,9 @@ impl Swarm {
         for link in &self.links {
             link.check_credit(true)?;
         }
-        for (node, bounce) in self.bounces.iter().enumerate() {
+        for node in self.living() {
+            self.expect_no_leak(node)?;
+            let bounce = &self.bounces[node];
             bounce.pool.audit();
             let (stats, config) = (bounce.pool.stats(), bounce.pool.config());
             let least = (stats.lent * 2).div_ceil(config.slab_slots).max(config.base_slabs);
@@ -197,7 +214,7 @@ impl Swarm {
                 return Err(format!("node {node}: the pool is not back at its base: {stats:?}, {config:?}"));
             }
         }
-        for cells in &self.cells {
+        for cells in self.cells.iter().filter(|cells| !cells.gone) {
             cells.expect_all_free()?;
             if cells.busy_count() > 0 {
                 return Err(format!("node {}: {} cells belong to nobody", cells.node, cells.busy_count()));
@@ -236,7 +253,7 @@ impl Swarm {
                 let pause = self.rng.between(0, pause);
                 self.world.advance_to_ns(self.world.now_ns() + pause);
             }
-            _ if self.options.faults => self.fault(way),
+            _ if self.options.faults != Faults::None => self.fault(way)?,
             _ => {}
         }
         Ok(())
@@ -302,6 +319,7 @@ impl Swarm {
                     poisoned,
                     canceled: false,
                     ended: None,
+                    lost: false,
                     delivered: false,
                 };
                 self.checker.submitted(id, xfer);
@@ -357,14 +375,16 @@ impl Swarm {
     fn notify(&mut self, way @ (link, _): Way) -> Check {
         let (len, id) = (self.message_len(link), self.checker.new_id());
         let resolve = if self.rng.chance(1, 2) { Resolve::Sent } else { Resolve::Taken };
+        let expires = self.rng.chance(1, 8);
+        let deadline = if expires { self.now().0 + self.rng.between(0, 20_000_000) } else { u64::MAX - 1 };
         let text = message(id, len);
         let taken = match self.channel(way) {
             None => Err(TwoSubmitError::Ended),
-            Some(channel) => channel.notify(id, &text, resolve, Nanos(u64::MAX - 1)),
+            Some(channel) => channel.notify(id, &text, resolve, Nanos(deadline)),
         };
         match taken {
             Ok(()) => {
-                self.checker.notified(way, id);
+                self.checker.notified(way, id, expires);
                 self.pump(way)
             }
             Err(TwoSubmitError::Ended | TwoSubmitError::TooMany { .. }) => Ok(()),
@@ -373,7 +393,7 @@ impl Swarm {
     }
 
     fn pop(&mut self, way @ (link, side): Way, most: usize) -> Check {
-        let Side { open, durable, inbox } = &mut self.links[link].sides[side];
+        let Side { open, durable, inbox, .. } = &mut self.links[link].sides[side];
         let n = most.min(inbox.len());
         let bytes: u64 = inbox.drain(..n).map(|len| len as u64).sum();
         if n == 0 {
@@ -383,7 +403,8 @@ impl Swarm {
         match (open, durable) {
             (Some(open), _) => open.channel.on_popped(n as u64, bytes),
             (None, Some(durable)) => durable.on_popped(n as u64, bytes),
-            (None, None) => return Err(format!("{way:?}: messages of nobody")),
+            // The session is over: nobody is held back any more.
+            (None, None) => {}
         }
         self.pump(way)
     }
@@ -403,8 +424,7 @@ impl Swarm {
         self.pump(way)
     }
 
-    /// What a driver does before it sleeps: credit in, credit out.
-    /// What a driver does when nothing more arrives. A channel that waits for nothing looks at its credit when it likes.
+    /// What a driver does when nothing more arrives: credit in, credit out. A channel that waits for nothing looks at its credit when it likes.
     fn look(&mut self, way @ (link, side): Way, at_rest: bool) -> Check {
         let gather = self.links[link].shape.gather;
         let node = self.links[link].nodes[side];
@@ -418,14 +438,21 @@ impl Swarm {
         self.pump(way)
     }
 
-    fn fault(&mut self, (link, side): Way) {
+    fn fault(&mut self, (link, side): Way) -> Check {
         let [a, b] = self.links[link].nodes;
-        match self.rng.below(40) {
+        let kind = self.rng.below(40);
+        if DEATHS.contains(&kind) && self.step > self.options.steps / 2 {
+            return self.kill(self.links[link].nodes[side]);
+        }
+        if self.options.faults == Faults::Deaths {
+            return Ok(());
+        }
+        match kind {
             0..=9 => {
                 let working = self.links[link].sides[side].open.as_ref().filter(|open| !open.ending);
-                let Some(count) = working.map(|open| open.endpoints.len() as u64) else { return };
+                let Some(count) = working.map(|open| open.endpoints.len() as u64) else { return Ok(()) };
                 let nth = self.rng.below(count) as usize;
-                let Some(open) = &self.links[link].sides[side].open else { return };
+                let Some(open) = &self.links[link].sides[side].open else { return Ok(()) };
                 let endpoint = open.endpoints[nth];
                 self.links[link].faulted = true;
                 self.world.kill_endpoint(self.links[link].nodes[side], endpoint);
@@ -442,6 +469,7 @@ impl Swarm {
             33..=36 => self.tell(link, side),
             _ => {}
         }
+        Ok(())
     }
 
     // ---- rest
@@ -471,7 +499,8 @@ impl Swarm {
                 continue;
             }
             let now = self.world.now_ns();
-            let open = self.later.is_empty() && self.links.iter().all(Link::is_open);
+            let settled = |link: usize| self.links[link].is_open() || self.is_over(link);
+            let open = self.later.next_at().is_none() && (0..self.links.len()).all(settled);
             let idle = open && self.checker.at_rest().is_ok();
             let since = *quiet_since.get_or_insert(now);
             if !idle {
@@ -479,7 +508,7 @@ impl Swarm {
             } else if now > since + 3_000_000_000 {
                 return Ok(());
             }
-            let next = self.next_wake(now).unwrap_or(now + 1_000_000_000);
+            let next = self.next_wake().unwrap_or(now + 1_000_000_000);
             self.world.advance_to_ns(next.max(now + 1));
         }
         let stuck: Vec<_> = self.links.iter().flat_map(|link| &link.sides).collect();
@@ -493,11 +522,11 @@ impl Swarm {
         Err(format!("it never comes to rest: {waiters:?}, {missing:?}"))
     }
 
-    fn next_wake(&self, now: u64) -> Option<u64> {
-        let later = self.later.keys().next().map(|(at, _)| *at);
+    fn next_wake(&self) -> Option<u64> {
+        let later = self.later.next_at();
         let open = self.links.iter().flat_map(|link| &link.sides).filter_map(|side| side.open.as_ref());
         let channels = open.filter_map(|open| open.channel.next_timeout()).map(|at| at.0);
-        let pools = self.bounces.iter().filter_map(|bounce| bounce.pool.next_timeout(Nanos(now)));
+        let pools = self.living().filter_map(|node| self.bounces[node].wake);
         later.into_iter().chain(channels).chain(pools.map(|at| at.0)).min()
     }
 }
