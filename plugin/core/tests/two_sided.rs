@@ -584,6 +584,29 @@ fn transfers_that_are_failed_between_two_epochs_leave_nothing_behind_although_on
 }
 
 #[test]
+fn a_transfer_that_was_given_up_and_failed_between_two_epochs_is_over_although_the_peer_has_all_of_it() {
+    let mut world = World::new(Config::default(), 57);
+    world.settle();
+    // What the peer answers is lost with the epoch.
+    world.frozen.push((1, 0));
+    write(&mut world, 1, 1000, 1500, Some(b"told"));
+    world.settle();
+    assert_eq!(world.nodes[1].delivered, [b"told".to_vec()]);
+    assert_eq!(world.nodes[0].channel.cancel(1), TwoCancel::Draining);
+    world.settle();
+    let mut failed = Vec::new();
+    world.next_epoch_after(|n, durable| {
+        if n == 0 {
+            failed = durable.fail_transfers(&TwoEnd::Closed("no session in time".into()));
+        }
+    });
+    assert_eq!(failed, [(1, XferFailure::Canceled)]);
+    world.settle();
+    assert_eq!((world.nodes[0].done.len(), world.nodes[1].delivered.len()), (0, 1));
+    world.audit();
+}
+
+#[test]
 fn who_waits_behind_others_that_get_on_is_not_late() {
     let mut config = Config::default();
     (config.limits.wait_ms, config.limits.request_depth, config.limits.stall_ms) = (200, 1, 1 << 40);

@@ -165,8 +165,9 @@ impl Channel {
         out.acked = true;
         out.next = out.map.total();
         let given_up = matches!(out.failure, Some(XferFailure::Canceled | XferFailure::Waited { .. }));
-        if given_up && !out.silent {
-            // Given up too late: the bytes are there, and the peer has the notification or is about to.
+        if given_up && !out.silent && !out.told {
+            // Given up too late: the bytes are there, and the peer has the notification or is about to. (Whoever was told already that it
+            // failed waits for nothing.)
             out.failure = None;
         }
         if out.failure.is_some() {
