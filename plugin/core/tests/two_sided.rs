@@ -7,19 +7,8 @@ use baton_core::two_sided::codec::{Direction, Status};
 use baton_core::two_sided::notes::Resolve;
 use baton_core::two_sided::report::*;
 use baton_core::two_sided::setup::TwoLimits;
+use two_toy::writes::{assert_moved, write};
 use two_toy::*;
-
-fn write(world: &mut World, token: u64, at: usize, len: usize, message: Option<&[u8]>) {
-    world.nodes[0].mem.set_data(at, &pattern(token, len));
-    world.submit(0, token, Direction::Write, &[(at, at, len)], message);
-}
-
-fn assert_moved(world: &World, token: u64, at: usize, len: usize) {
-    assert_eq!(world.result_of(0, token), Some(&Ok(())));
-    assert_eq!(world.nodes[1].mem.data(at, len), pattern(token, len));
-    assert_eq!(world.nodes[1].mem.data(at - 64, 64), [0; 64], "sentinel before");
-    assert_eq!(world.nodes[1].mem.data(at + len, 64), [0; 64], "sentinel behind");
-}
 
 #[test]
 fn a_small_write_arrives_and_its_message_after_it() {
@@ -542,67 +531,6 @@ fn a_resend_in_a_later_epoch_does_not_overwrite_memory_that_the_host_used_again(
         assert_eq!(world.nodes[1].mem.data(1000, 3000), [9; 3000]);
         assert!(counters(&world, 1).ended_chunks > 0);
     }
-    world.audit();
-}
-
-#[test]
-fn transfers_that_are_failed_between_two_epochs_leave_nothing_behind_although_only_their_messages_were_missing()
- {
-    let mut config = Config::default();
-    config.limits.unpopped_bytes = 1_000;
-    let mut world = World::new(config, 56);
-    world.nodes[1].popped_by_itself = false;
-    // The window is full, so the messages of all that follows wait.
-    (100..120).for_each(|token| world.notify(0, token, &[1; 1000], Resolve::Taken));
-    world.settle();
-    write(&mut world, 1, 1000, 3000, Some(b"written"));
-    world.submit(0, 2, Direction::Read, &[(8000, 8000, 3000)], Some(b"read"));
-    world.submit(0, 3, Direction::Write, &[], Some(b"nothing"));
-    write(&mut world, 4, 20_000, 3000, None);
-    world.settle();
-    assert_eq!(world.nodes[1].mem.data(1000, 3000), pattern(1, 3000));
-    assert_eq!(world.nodes[0].done, [(4, Ok(()))]);
-    let end = TwoEnd::Closed("no session in time".into());
-    let mut failed = Vec::new();
-    world.next_epoch_after(|n, durable| {
-        if n == 0 {
-            failed = durable.fail_transfers(&end);
-        }
-    });
-    failed.sort_by_key(|(token, _)| *token);
-    assert_eq!(failed, [1, 2, 3].map(|token| (token, XferFailure::Ended(end.clone()))));
-    for popped in 0..20 {
-        world.settle();
-        assert!(popped < world.nodes[1].delivered.len(), "the rest follows");
-        world.nodes[1].channel.on_popped(1, 1000);
-    }
-    world.settle();
-    assert_eq!(world.nodes[1].delivered, vec![vec![1; 1000]; 20], "no message of those that have failed");
-    assert_eq!((world.nodes[0].notes.len(), world.nodes[0].done.len()), (20, 1));
-    // Whatever were still known of them would be remembered at the peer.
-    world.audit();
-}
-
-#[test]
-fn a_transfer_that_was_given_up_and_failed_between_two_epochs_is_over_although_the_peer_has_all_of_it() {
-    let mut world = World::new(Config::default(), 57);
-    world.settle();
-    // What the peer answers is lost with the epoch.
-    world.frozen.push((1, 0));
-    write(&mut world, 1, 1000, 1500, Some(b"told"));
-    world.settle();
-    assert_eq!(world.nodes[1].delivered, [b"told".to_vec()]);
-    assert_eq!(world.nodes[0].channel.cancel(1), TwoCancel::Draining);
-    world.settle();
-    let mut failed = Vec::new();
-    world.next_epoch_after(|n, durable| {
-        if n == 0 {
-            failed = durable.fail_transfers(&TwoEnd::Closed("no session in time".into()));
-        }
-    });
-    assert_eq!(failed, [(1, XferFailure::Canceled)]);
-    world.settle();
-    assert_eq!((world.nodes[0].done.len(), world.nodes[1].delivered.len()), (0, 1));
     world.audit();
 }
 

@@ -11,6 +11,7 @@ mod hostile;
 mod mem;
 #[path = "../seeded/mod.rs"]
 mod seeded;
+pub mod writes;
 
 pub use engine::Engine;
 use epochs::open;
