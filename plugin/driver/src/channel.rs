@@ -33,6 +33,8 @@ pub(crate) struct Channel {
     pub verified: bool,
     /// What the listener kept to verify the initiator once its connection information arrives.
     pub identity: Option<IdentityProof>,
+    /// When its end began.
+    pub ending_since: Nanos,
     /// Ending, and a thread is at it.
     pub has_janitor: bool,
     /// Why it is ending.

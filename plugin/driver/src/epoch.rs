@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 
 /// How long a fenced epoch may take to become quiet (times the timeout scale).
 pub(crate) const DRAIN_MS: u64 = 1000;
-/// Transfers of the two-sided path wait so long for their session to be resumed: what a stopped peer costs until then and this together
-/// are within the seven seconds after which its transfers have failed (times the timeout scale).
+/// Transfers of the two-sided path wait so long for their session to be resumed, from when it began to end: what a stopped peer costs until
+/// then and this together are within the seven seconds after which its transfers have failed (times the timeout scale).
 const RESUME_MS: u64 = 1500;
+/// And so long at least, however long the end took.
+const RESUME_LEAST_MS: u64 = 500;
 /// Between two looks at a draining epoch when its fabric makes no event of it.
 const DRAIN_LOOK_NS: i64 = 1_000_000;
 
@@ -93,6 +95,7 @@ impl Shared {
             two.exec.channel.shut(&reason.to_string());
         }
         channel.reason = Some(reason);
+        channel.ending_since = self.clock.now();
         self.start_janitor(peer, &mut channel);
         state.conn = Conn::Ending(channel);
     }
@@ -153,7 +156,9 @@ impl Shared {
         state.machine.ended(channel.epoch);
         state.epochs_ended += 1;
         if state.rest.has_transfers() && state.waiting.is_empty() {
-            state.waiting_until = self.clock.now().plus_ms(self.scaled(RESUME_MS).as_millis() as u64);
+            let scaled = |ms| self.scaled(ms).as_millis() as u64;
+            let at_least = self.clock.now().plus_ms(scaled(RESUME_LEAST_MS));
+            state.waiting_until = channel.ending_since.plus_ms(scaled(RESUME_MS)).max(at_least);
         }
         state.rest_until = self.notify_deadline();
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);

@@ -106,6 +106,7 @@ impl Shared {
             session_id: established.session,
             verified,
             identity,
+            ending_since: now,
             has_janitor: false,
             reason: None,
         }));

@@ -18,8 +18,6 @@ pub struct NoteLimits {
     pub message_bytes: u32,
     /// Bytes, [`NOTE_OVERHEAD`] each included, that may be unacknowledged; at least one longest message.
     pub window_bytes: u32,
-    /// Notifications queued at the sender.
-    pub queued: u32,
     /// Above this many bytes that wait for the host, nothing is acknowledged.
     pub unpopped_bytes: u64,
 }
@@ -55,6 +53,10 @@ impl Note {
     fn cost(&self) -> u64 {
         self.message.len() as u64 + NOTE_OVERHEAD
     }
+
+    fn host_bytes(&self) -> u64 {
+        if matches!(self.owner, Owner::Host { .. }) { self.message.len() as u64 } else { 0 }
+    }
 }
 
 /// A piece to be sent.
@@ -77,15 +79,32 @@ pub(super) struct NotesOut {
     /// Highest ever handed out entirely.
     highest: u64,
     unacked_bytes: u64,
+    /// Messages of the host's notifications in the queue.
+    host_bytes: u64,
+    /// No notification that may expire does so before this; looked up anew when it comes, as the queue may be long.
+    earliest: Nanos,
 }
 
 impl NotesOut {
     pub(super) fn new() -> NotesOut {
-        NotesOut { queue: VecDeque::new(), whole: 0, next_seq: 1, highest: 0, unacked_bytes: 0 }
+        NotesOut {
+            queue: VecDeque::new(),
+            whole: 0,
+            next_seq: 1,
+            highest: 0,
+            unacked_bytes: 0,
+            host_bytes: 0,
+            earliest: Nanos(u64::MAX),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Bytes of the host's messages in it.
+    pub(super) fn host_bytes(&self) -> u64 {
+        self.host_bytes
     }
 
     /// Not yet handed out.
@@ -96,6 +115,10 @@ impl NotesOut {
     pub(super) fn push(&mut self, owner: Owner, after: u64, message: Vec<u8>, deadline: Nanos) -> NotifySeq {
         let seq = self.next_seq;
         self.next_seq += 1;
+        if matches!(owner, Owner::Host { .. }) {
+            self.host_bytes += message.len() as u64;
+            self.earliest = self.earliest.min(deadline);
+        }
         self.queue.push_back(Note { seq, owner, after, message, deadline, handed: 0, resolved: false });
         NotifySeq(seq)
     }
@@ -158,6 +181,7 @@ impl NotesOut {
                 break;
             }
             let note = self.queue.pop_front().expect("just looked at");
+            self.host_bytes -= note.host_bytes();
             if begun {
                 self.unacked_bytes -= note.cost();
                 self.whole -= 1;
@@ -174,7 +198,9 @@ impl NotesOut {
         let at = self.queue.iter().skip(self.whole).position(|note| note.owner == owner && note.handed == 0);
         // In an earlier epoch it may have been sent: then the peer may have it.
         let at = at.map(|at| self.whole + at).filter(|&at| self.queue[at].seq > self.highest);
-        at.is_some_and(|at| self.queue.remove(at).is_some())
+        let note = at.and_then(|at| self.queue.remove(at));
+        self.host_bytes -= note.as_ref().map_or(0, Note::host_bytes);
+        note.is_some()
     }
 
     /// Whoever it was for has ended; nobody is told of it any more.
@@ -184,7 +210,10 @@ impl NotesOut {
 
     /// Those of the host that nothing was sent of by their deadline.
     pub(super) fn expire(&mut self, now: Nanos) -> Vec<u64> {
-        let (whole, highest) = (self.whole, self.highest);
+        if now < self.earliest {
+            return Vec::new();
+        }
+        let (whole, highest, host_bytes) = (self.whole, self.highest, &mut self.host_bytes);
         let mut expired = Vec::new();
         let mut nth = 0;
         self.queue.retain(|note| {
@@ -194,19 +223,22 @@ impl NotesOut {
                     if nth > whole && note.handed == 0 && note.seq > highest && note.deadline <= now =>
                 {
                     expired.push(token);
+                    *host_bytes -= note.host_bytes();
                     false
                 }
                 _ => true,
             }
         });
+        let unsent =
+            |note: &&Note| matches!(note.owner, Owner::Host { .. }) && note.handed == 0 && note.seq > highest;
+        let deadlines = self.queue.iter().skip(whole).filter(unsent).map(|note| note.deadline);
+        self.earliest = deadlines.min().unwrap_or(Nanos(u64::MAX));
         expired
     }
 
+    /// When [`NotesOut::expire`] is due; it may be earlier than anything expires.
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        let highest = self.highest;
-        let host =
-            |note: &&Note| matches!(note.owner, Owner::Host { .. }) && note.handed == 0 && note.seq > highest;
-        self.queue.iter().skip(self.whole).filter(host).map(|note| note.deadline).min()
+        (self.waiting() > 0 && self.earliest < Nanos(u64::MAX)).then_some(self.earliest)
     }
 
     /// The epoch is over: what was not taken is sent again in the next.
@@ -217,6 +249,7 @@ impl NotesOut {
 
     /// The session is over: all that were not resolved.
     pub(super) fn abandon(&mut self) -> Vec<(u64, Vec<u8>)> {
+        self.host_bytes = 0;
         let unresolved = self.queue.drain(..).filter(|note| !note.resolved);
         let of_host = unresolved.filter_map(|note| match note.owner {
             Owner::Host { token, .. } => Some((token, note.message)),

@@ -41,6 +41,7 @@ pub(super) struct Out {
     pub(super) map: ChunkMap,
     /// It has a notification; its message until that is queued.
     pub(super) tells: bool,
+    pub(super) message_bytes: u64,
     pub(super) message: Option<Vec<u8>>,
     /// 0: not begun.
     pub(super) id: u64,
@@ -122,6 +123,8 @@ pub(super) struct Outbox {
     pub(super) read_acks: VecDeque<(u64, u32)>,
     /// Bytes that small ones may still go first with.
     small_first: i64,
+    /// Of the messages of all.
+    message_bytes: u64,
 }
 
 /// Bytes of a turn, and that small transfers go first with.
@@ -151,6 +154,7 @@ impl Default for Outbox {
             aborts: VecDeque::new(),
             read_acks: VecDeque::new(),
             small_first: QUANTUM as i64,
+            message_bytes: 0,
         }
     }
 }
@@ -170,6 +174,7 @@ impl Outbox {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
+        self.message_bytes += out.message_bytes;
         self.slots[at as usize] = Some(out);
         self.by_token.insert(token, at);
         match (direction, small) {
@@ -179,6 +184,11 @@ impl Outbox {
             (Direction::Write, false) => self.fresh.push_back(at),
         }
         Some(at)
+    }
+
+    /// Bytes of the messages of those that are not finished.
+    pub(super) fn message_bytes(&self) -> u64 {
+        self.message_bytes
     }
 
     pub(super) fn find(&self, token: u64) -> Option<u32> {
@@ -217,6 +227,7 @@ impl Outbox {
     pub(super) fn remove(&mut self, at: u32) -> Out {
         self.unqueue(at);
         let out = self.slots[at as usize].take().expect("a live transfer");
+        self.message_bytes -= out.message_bytes;
         if !out.told {
             self.by_token.remove(&out.token);
         }

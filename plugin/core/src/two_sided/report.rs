@@ -289,6 +289,16 @@ pub enum TwoSubmitError {
         limit: u64,
     },
     /// Would block.
+    #[error("{what}: {bytes} bytes are unfinished, the limit is {limit}: wait for some")]
+    TooManyBytes {
+        /// Of what.
+        what: &'static str,
+        /// There are.
+        bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// Would block.
     #[error("token {0} is in use")]
     Token(u64),
     /// Too long.

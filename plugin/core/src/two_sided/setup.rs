@@ -89,6 +89,10 @@ pub struct TwoLimits {
     pub max_transfers: u32,
     /// Notifications queued.
     pub max_notifications: u32,
+    /// Their bytes: the one that comes beyond them is still taken, the next is not.
+    pub max_notification_bytes: u64,
+    /// Bytes of the messages of own transfers that are not finished, where there is more than one.
+    pub max_message_bytes: u64,
     /// Acknowledgements of notifications are withheld above this.
     pub unpopped_bytes: u64,
     /// A transfer that nothing happened to for so long fails.
@@ -118,6 +122,8 @@ impl Default for TwoLimits {
             inbox_bytes: 16 << 20,
             max_transfers: 1 << 16,
             max_notifications: 16_384,
+            max_notification_bytes: 8 << 20,
+            max_message_bytes: 64 << 20,
             unpopped_bytes: 8 << 20,
             wait_ms: 30_000,
             small_bytes: 1 << 20,
@@ -142,7 +148,6 @@ impl TwoLimits {
         NoteLimits {
             message_bytes: self.message_bytes,
             window_bytes: self.notify_window,
-            queued: self.max_notifications,
             unpopped_bytes: self.unpopped_bytes,
         }
     }

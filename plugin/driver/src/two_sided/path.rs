@@ -171,7 +171,9 @@ pub(crate) fn message_of(bytes: Vec<u8>) -> Option<Vec<u8>> {
 fn submit_error(e: TwoSubmitError) -> Error {
     let code = match &e {
         TwoSubmitError::Ended => Code::RemoteDisconnect,
-        TwoSubmitError::TooMany { .. } | TwoSubmitError::MessageTooLong { .. } => Code::Limit,
+        TwoSubmitError::TooMany { .. }
+        | TwoSubmitError::TooManyBytes { .. }
+        | TwoSubmitError::MessageTooLong { .. } => Code::Limit,
         TwoSubmitError::Token(_) => Code::Local,
         TwoSubmitError::Cut(CutError::Span { .. }) => Code::InvalidParam,
         TwoSubmitError::Cut(_) => Code::Limit,

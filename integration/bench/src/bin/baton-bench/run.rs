@@ -456,10 +456,16 @@ fn heading(options: &Options, run: &Run<'_>, rows: &[Row]) -> String {
         depth => format!("pipelined, {depth} in flight"),
     };
     let rounds = rows.iter().map(|row| row.rounds).max().unwrap_or_default();
+    let mut backends: Vec<&str> = Vec::new();
+    for word in options.backend.iter().map(|backend| backend.word()) {
+        if !backends.contains(&word) {
+            backends.push(word);
+        }
+    }
     let checked = if options.check { "every byte compared" } else { "bytes not compared" };
     format!(
         "{} over {}: {depth}, {} thread(s), medians of {rounds} rounds in turn, {checked}",
-        options.backend.iter().map(|backend| backend.word()).collect::<Vec<_>>().join(" and "),
+        backends.join(" and "),
         fabrics.first().unwrap_or(&"?"),
         options.threads,
     )

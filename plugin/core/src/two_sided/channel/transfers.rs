@@ -50,6 +50,11 @@ impl Channel {
         if count >= limit {
             return Err(TwoSubmitError::TooMany { what: "transfers", count, limit });
         }
+        let message_bytes = message.map_or(0, <[u8]>::len) as u64;
+        let (bytes, limit) = (self.durable.outbox.message_bytes(), self.setup.limits.max_message_bytes);
+        if message_bytes > 0 && bytes > 0 && bytes + message_bytes > limit {
+            return Err(TwoSubmitError::TooManyBytes { what: "messages of transfers", bytes, limit });
+        }
         let map = if map.chunk_bytes() == self.chunk_bytes {
             map
         } else {
@@ -62,6 +67,7 @@ impl Channel {
             direction,
             map,
             tells: message.is_some(),
+            message_bytes,
             message: message.map(<[u8]>::to_vec),
             id: 0,
             next: 0,
@@ -105,6 +111,10 @@ impl Channel {
         let count = self.durable.notes_out.len() as u64;
         if count >= limit {
             return Err(TwoSubmitError::TooMany { what: "notifications", count, limit });
+        }
+        let (bytes, limit) = (self.durable.notes_out.host_bytes(), self.setup.limits.max_notification_bytes);
+        if bytes >= limit {
+            return Err(TwoSubmitError::TooManyBytes { what: "notifications", bytes, limit });
         }
         self.durable.notes_out.push(Owner::Host { token, resolve }, 0, message.to_vec(), deadline);
         Ok(())
