@@ -259,7 +259,10 @@ typedef struct {
   BatonStatus (*disconnect)(BatonEngine *engine, BatonSlice peer);
   // Registers memory; repeated and overlapping registrations are independent.
   BatonStatus (*register_)(BatonEngine *engine, const BatonMemory *memory, uint64_t *region);
-  // Withdraws a registration. When it returns no byte will land in the memory any more; blocks 1 s at most.
+  // Withdraws a registration. When it has succeeded no byte will land in the memory any more; blocks 1 s at
+  // most, 2 s where a session
+  // had to be ended for it. After an error the memory may still be touched and must stay; the call can be
+  // repeated.
   BatonStatus (*deregister)(BatonEngine *engine, uint64_t region);
   // Bytes with which a peer can address the region; stable and unique per registration.
   BatonStatus (*export_region)(BatonEngine *engine,

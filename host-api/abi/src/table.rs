@@ -55,7 +55,8 @@ pub struct BatonEngineV1 {
         memory: *const BatonMemory,
         region: *mut u64,
     ) -> BatonStatus,
-    /// Withdraws a registration. When it returns no byte will land in the memory any more; blocks 1 s at most.
+    /// Withdraws a registration. When it has succeeded no byte will land in the memory any more; blocks 1 s at most, 2 s where a session
+    /// had to be ended for it. After an error the memory may still be touched and must stay; the call can be repeated.
     pub deregister: unsafe extern "C" fn(engine: *mut BatonEngine, region: u64) -> BatonStatus,
     /// Bytes with which a peer can address the region; stable and unique per registration.
     pub export_region: unsafe extern "C" fn(

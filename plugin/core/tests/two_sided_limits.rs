@@ -69,6 +69,29 @@ fn what_expires_and_what_ends_with_its_epoch_leaves_the_account() {
 }
 
 #[test]
+fn a_notification_whose_first_pieces_were_lost_with_their_epoch_expires_at_its_deadline() {
+    let mut world = World::new(Config { control_sq: 10, ..Config::default() }, 1);
+    // Credit for eight frames: the opening, the four of the first, and the beginning of the second.
+    world.frozen.push((1, 0));
+    assert_eq!(notify(&mut world, 0, 3500, Nanos(u64::MAX)), Ok(()));
+    assert_eq!(notify(&mut world, 1, 3500, START.plus_ms(100)), Ok(()));
+    assert_eq!(notify(&mut world, 2, 10, START.plus_ms(20)), Ok(()));
+    // The look at what expires here passes over the one that is begun.
+    world.pass(30);
+    assert_eq!(world.nodes[0].notes, [(2, false)]);
+    // In the next epoch the first goes again and takes all the room.
+    world.next_epoch();
+    world.frozen = vec![(0, 0), (1, 0)];
+    world.pass(200);
+    assert_eq!(world.nodes[0].notes, [(2, false), (1, false)]);
+    world.frozen.clear();
+    world.settle();
+    assert_eq!(world.nodes[0].notes, [(2, false), (1, false), (0, true)]);
+    assert_eq!(world.nodes[1].delivered, [pattern(0, 3500)]);
+    world.audit();
+}
+
+#[test]
 fn messages_of_transfers_are_bounded_as_well_and_a_single_one_always_goes() {
     let mut config = Config::default();
     config.limits.max_message_bytes = 3000;

@@ -229,11 +229,16 @@ impl NotesOut {
                 _ => true,
             }
         });
+        self.look_for_earliest();
+        expired
+    }
+
+    fn look_for_earliest(&mut self) {
+        let highest = self.highest;
         let unsent =
             |note: &&Note| matches!(note.owner, Owner::Host { .. }) && note.handed == 0 && note.seq > highest;
-        let deadlines = self.queue.iter().skip(whole).filter(unsent).map(|note| note.deadline);
+        let deadlines = self.queue.iter().skip(self.whole).filter(unsent).map(|note| note.deadline);
         self.earliest = deadlines.min().unwrap_or(Nanos(u64::MAX));
-        expired
     }
 
     /// When [`NotesOut::expire`] is due; it may be earlier than anything expires.
@@ -245,6 +250,8 @@ impl NotesOut {
     pub(super) fn restart(&mut self) {
         (self.whole, self.unacked_bytes) = (0, 0);
         self.queue.iter_mut().for_each(|note| note.handed = 0);
+        // What was begun and not sent whole may expire again.
+        self.look_for_earliest();
     }
 
     /// The session is over: all that were not resolved.

@@ -45,9 +45,9 @@ pub(super) struct Rests {
 impl Rests {
     /// `heads`: there will be any.
     pub fn new(setup: &TwoSetup, heads: bool) -> Rests {
-        let lanes = setup.lanes.iter().filter(|_| heads).map(|lane| Lane {
+        let lanes = setup.lanes.iter().map(|lane| Lane {
             endpoint: lane.endpoint,
-            jobs: VecDeque::with_capacity(lane.rq_depth as usize),
+            jobs: VecDeque::with_capacity(if heads { lane.rq_depth as usize } else { 0 }),
             later: false,
         });
         let (held, rests) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
@@ -57,7 +57,7 @@ impl Rests {
     /// One more, behind the others of its endpoint.
     pub fn push(&mut self, endpoint: EndpointId, job: PlaceJob) {
         let lane = self.lanes.iter_mut().find(|lane| lane.endpoint == endpoint);
-        let lane = lane.expect("heads arrive on lanes that were asked for them");
+        let lane = lane.expect("heads arrive on lanes");
         lane.jobs.push_back(Job { job, told: false });
         self.waiting += 1;
     }
@@ -95,8 +95,12 @@ impl Rests {
                     None if whole > 0 => vain = 0,
                     None => {
                         vain += 1;
-                        if vain == VAIN_CALLS {
-                            lane.give_up(out);
+                        match vain {
+                            ..VAIN_CALLS => {}
+                            VAIN_CALLS => lane.give_up(out),
+                            // Not even dropping it helps: the watchdog of the epoch ends this, or that has happened.
+                            _ if ended => lane.tell(usize::MAX, Outcome::Lost, out),
+                            _ => break,
                         }
                     }
                     Some(Untaken::Unmapped) => lane.tell(1, Outcome::Failed(Status::CopyFailed), out),
