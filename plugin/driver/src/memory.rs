@@ -4,7 +4,7 @@ use crate::slots::Slots;
 use baton_core::LaneId;
 use baton_core::peer::{CREDIT_SLOT_BYTES, CREDIT_SLOTS, RingId, SessionMemory};
 use baton_fabric::{Fabric, FabricError, Keys, Memory, MemoryKind, RecvSlot};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -62,6 +62,12 @@ impl Pages {
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::System("mmap answered null".into()))?;
         Ok(Pages { base, len_bytes })
+    }
+
+    /// Of these pages few are ever used: the kernel makes them one by one.
+    pub fn keep_small(&self) {
+        // SAFETY: advice about our own mapping, which changes no byte. Where it is refused there are no huge pages.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len_bytes, Advice::LinuxNoHugepage) };
     }
 
     pub fn addr(&self) -> u64 {

@@ -166,12 +166,14 @@ impl Fabric for SimFabric {
             inline_bytes: inner.cfg.inline_bytes,
             max_send_sge: inner.cfg.max_send_sge,
             default_lanes: inner.cfg.default_lanes,
+            lane_sq_depth: 1024,
             stripe_min_bytes: inner.cfg.stripe_min_bytes,
             immediate: true,
             owner_revokes: true,
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
+            headed_bytes: 0,
             pack_below_bytes: 0,
         }
     }

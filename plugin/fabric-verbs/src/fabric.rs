@@ -180,6 +180,7 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
             .unwrap_or(1)
             .clamp(1, MAX_SEND_SGE),
         default_lanes: rails::unpaired(&facts).lanes(config.lanes),
+        lane_sq_depth: 1024,
         stripe_min_bytes: STRIPE_MIN_BYTES,
         immediate: config.immediates && devices.iter().all(|device| device.context.has_immediate()),
         owner_revokes: false,
@@ -188,6 +189,7 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         // Its driver sends a fenced request again only when no READ is under way, and counts those behind it: a lost ACK, and both wait for ever.
         reads_behind_fence: devices.iter().all(|device| device.attr.vendor_id != SOFT_ROCE_VENDOR),
         // A NIC has no time to lose with a work request; the kernel has (128 × 1 KiB: 2.5 times as fast packed; even at 4 KiB).
+        headed_bytes: 0,
         pack_below_bytes: if devices.iter().any(|device| device.attr.vendor_id == SOFT_ROCE_VENDOR) {
             SOFT_PACK_BYTES
         } else {

@@ -393,6 +393,8 @@ pub struct Caps {
     pub max_send_sge: u32,
     /// Data lanes that make sense per session by default.
     pub default_lanes: u8,
+    /// Send-queue depth of a data lane that reads and writes, by default; at most [`Caps::max_sq_depth`] counts.
+    pub lane_sq_depth: u32,
     /// A transfer below this many bytes stays on one lane.
     pub stripe_min_bytes: u64,
     /// WRITE_WITH_IMM exists.
@@ -405,6 +407,8 @@ pub struct Caps {
     pub vram: bool,
     /// READs may stand behind a fenced work request in flight. Where not, it has to complete before the next READ is posted.
     pub reads_behind_fence: bool,
+    /// How long messages should be that are received in two steps ([`crate::Fabric::receive_heads`]); 0 where none are.
+    pub headed_bytes: u32,
     /// Many WRITEs that are no longer than this each are faster packed into SENDs; 0 where each is as good by itself.
     pub pack_below_bytes: u32,
 }

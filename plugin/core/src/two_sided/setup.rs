@@ -101,6 +101,8 @@ pub struct TwoLimits {
     pub small_bytes: u64,
     /// Chunks of at most so many bytes are packed together.
     pub pack_bytes: u32,
+    /// A lane with so many bytes of data under way takes no more, so that what comes later does not wait behind them all.
+    pub flight_bytes: u64,
     /// RECVs of a lane that is idle.
     pub idle_slots: u32,
     /// A lane without data for so long is idle.
@@ -128,6 +130,7 @@ impl Default for TwoLimits {
             wait_ms: 30_000,
             small_bytes: 1 << 20,
             pack_bytes: 8 << 10,
+            flight_bytes: 4 << 20,
             idle_slots: 1,
             lane_idle_ms: 2_000,
             reclaim_ms: 500,

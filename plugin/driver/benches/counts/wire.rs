@@ -230,12 +230,14 @@ impl Fabric for Wire {
             inline_bytes: 16 << 10,
             max_send_sge: 30,
             default_lanes: 4,
+            lane_sq_depth: 1024,
             stripe_min_bytes: 1 << 20,
             immediate: true,
             owner_revokes: true,
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
+            headed_bytes: 0,
             pack_below_bytes: 0,
         }
     }

@@ -13,8 +13,6 @@ use baton_core::wire::{AgreedOneSided, Depths, EndpointOffer, MemoryOffer, OneSi
 use baton_fabric::{EndpointId, Fabric};
 use std::sync::Arc;
 
-/// Send-queue depth of a lane before negotiation and the fabric's own limit.
-const LANE_SQ_DEPTH: u32 = 1024;
 /// RECVs per lane: notified transfers that may be on their way at once.
 const LANE_RQ_DEPTH: u32 = 512;
 /// Send-queue depth of the control endpoint.
@@ -48,7 +46,7 @@ impl OneSidedSet {
         let most_recvs = if immediate { u32::MAX } else { SEND_RQ_DEPTH };
         let depths = QueueDepths {
             control: (CONTROL_SQ_DEPTH, CONTROL_RQ_DEPTH.min(most_recvs)),
-            lane: (LANE_SQ_DEPTH, LANE_RQ_DEPTH.min(most_recvs)),
+            lane: (fabric.caps().lane_sq_depth, LANE_RQ_DEPTH.min(most_recvs)),
             max_sge: 1,
             exposed: true,
         };

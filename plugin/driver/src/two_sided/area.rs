@@ -24,8 +24,23 @@ pub struct Area {
 impl Area {
     /// Allocates and registers; `remote_write`: a peer writes into it (the credit page).
     pub fn new(fabric: &Arc<dyn Fabric>, len_bytes: usize, remote_write: bool) -> Result<Area, FabricError> {
+        Area::of(Pages::new(len_bytes.next_multiple_of(4096))?, len_bytes, fabric, remote_write)
+    }
+
+    /// As [`Area::new`], for bytes few of which are ever used.
+    pub fn sparse(fabric: &Arc<dyn Fabric>, len_bytes: usize) -> Result<Area, FabricError> {
+        let pages = Pages::new(len_bytes.next_multiple_of(4096))?;
+        pages.keep_small();
+        Area::of(pages, len_bytes, fabric, false)
+    }
+
+    fn of(
+        pages: Pages,
+        len_bytes: usize,
+        fabric: &Arc<dyn Fabric>,
+        remote_write: bool,
+    ) -> Result<Area, FabricError> {
         let len_bytes = len_bytes.next_multiple_of(4096);
-        let pages = Pages::new(len_bytes)?;
         let keys = fabric.register(&Memory {
             addr: pages.addr(),
             len_bytes: len_bytes as u64,

@@ -44,7 +44,10 @@ impl Bounce {
             };
             match action {
                 PoolAction::Allocate(slab) => {
-                    let made = Area::new(&fabric, slab_bytes, false);
+                    let made = match fabric.caps().headed_bytes {
+                        0 => Area::new(&fabric, slab_bytes, false),
+                        _ => Area::sparse(&fabric, slab_bytes),
+                    };
                     let mut bounce = shared.lock();
                     bounce.pool.on_allocated(now, slab, made.is_ok());
                     match made {

@@ -41,8 +41,11 @@ impl Bounces {
 
     /// The pool of a fabric, and a new borrower of it.
     pub fn join(&self, index: usize, fabric: &Arc<dyn Fabric>, now: Nanos) -> (SharedBounce, PeerKey) {
-        let bounce =
-            self.pools[index].get_or_init(|| Bounce::new(Arc::clone(fabric), PoolConfig::default(), now));
+        let config = match fabric.caps().headed_bytes {
+            0 => PoolConfig::default(),
+            headed_bytes => PoolConfig::for_heads(headed_bytes),
+        };
+        let bounce = self.pools[index].get_or_init(|| Bounce::new(Arc::clone(fabric), config, now));
         let borrower = PeerKey(self.next_borrower.fetch_add(1, Ordering::Relaxed));
         bounce.lock().pool.join(borrower);
         (Arc::clone(bounce), borrower)

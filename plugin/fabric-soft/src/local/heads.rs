@@ -14,6 +14,7 @@ use baton_fabric::{CompletionKind, Rest, Untaken, WcStatus};
 use super::endpoint::{Endpoint, Link, Puller};
 use super::inbound::{Guards, Stop};
 use super::inner::{Inner, SLICE_BYTES};
+use super::joint;
 use super::pull::{Batch, Fault, MAX_KEYS};
 use super::recv::RecvQueue;
 use super::ring::{self, Entry, Ring};
@@ -180,18 +181,38 @@ fn take_open(
     rests: &[Rest],
 ) -> (usize, Option<Untaken>) {
     let Puller { batch, heads, .. } = puller;
-    batch.clear();
-    let mut asked = 0;
-    let mut first = 0;
-    for (rest, message) in rests.iter().zip(&heads.messages) {
-        assert_eq!(rest.len_bytes, message.rest_bytes, "the rest of the message whose turn it is");
-        let entries = heads.entries.range(first + 1..first + message.cells);
-        if batch.bytes() >= SLICE_BYTES || !add(batch, rest, entries) {
-            break;
-        }
-        first += message.cells;
-        asked += 1;
+    let bytes: usize =
+        rests.iter().filter(|rest| rest.to.is_some()).map(|rest| rest.len_bytes as usize).sum();
+    let (whole, fault) = match inner.joint.begin(bytes, &link.peer, &link.stamp) {
+        Some(pull) => pull_jointly(inner, pull, heads, rests),
+        None => pull_alone(inner, link, batch, heads, rests),
+    };
+    let dropped = fault == Some(Fault::OwnMemory);
+    if !advance(inner, endpoint, link, puller, whole + usize::from(dropped)) {
+        return (0, Some(Untaken::Gone));
     }
+    let Some(fault) = fault else { return (whole, None) };
+    inner.stats.faults.add(1);
+    let why = match fault {
+        Fault::OwnMemory => return (whole, Some(Untaken::Unmapped)),
+        Fault::PeerMemory => WcStatus::LocalAccess,
+        Fault::Gone => WcStatus::PeerGone,
+    };
+    inner.fail_inbound(endpoint, link, why);
+    (whole, Some(Untaken::Gone))
+}
+
+/// In one call, on this thread. Returns how many messages are dealt with, and what is wrong with the next.
+fn pull_alone(
+    inner: &Inner,
+    link: &Link,
+    batch: &mut Batch,
+    heads: &Heads,
+    rests: &[Rest],
+) -> (usize, Option<Fault>) {
+    batch.clear();
+    let mut asked = Asked::new(heads, rests);
+    asked.fill(batch, SLICE_BYTES);
     let (done, fault) = if batch.len() == 0 {
         (0, None)
     } else {
@@ -200,50 +221,99 @@ fn take_open(
         // SAFETY: the caller of `take` lets the places be overwritten until it returns; no part has a source.
         unsafe { batch.run(&link.peer, &link.stamp) }
     };
-    let (whole, dropped) = settle(heads, &rests[..asked], done, fault);
-    if !advance(inner, endpoint, link, puller, whole + usize::from(dropped)) {
-        return (0, Some(Untaken::Gone));
-    }
-    match fault {
-        None => (whole, None),
-        Some(fault) => {
-            inner.stats.faults.add(1);
-            let why = match fault {
-                Fault::OwnMemory => return (whole, Some(Untaken::Unmapped)),
-                Fault::PeerMemory => WcStatus::LocalAccess,
-                Fault::Gone => WcStatus::PeerGone,
-            };
-            inner.fail_inbound(endpoint, link, why);
-            (whole, Some(Untaken::Gone))
-        }
-    }
+    let mut settled = Asked::new(heads, rests);
+    settled.settle(asked.messages, done);
+    (settled.messages, fault)
 }
 
-/// `false`: there is no room for all of it.
-fn add<'a>(batch: &mut Batch, rest: &Rest, entries: impl Iterator<Item = &'a Entry>) -> bool {
-    let Some(mut to) = rest.to else { return true };
-    for entry in entries.filter(|entry| entry.len != 0) {
-        if !batch.add(to, entry.own_addr, key_of(entry), entry.len as usize, None) {
-            return false;
+/// In several calls, which copy threads join in; as [`pull_alone`].
+fn pull_jointly(
+    inner: &Inner,
+    mut pull: joint::Pull<'_>,
+    heads: &Heads,
+    rests: &[Rest],
+) -> (usize, Option<Fault>) {
+    let mut asked = Asked::new(heads, rests);
+    'messages: while let Some((rest, entries)) = asked.peek() {
+        if let Some(mut to) = rest.to {
+            for entry in entries {
+                // SAFETY: the caller of `take` lets the places be overwritten until it returns, which is after `finish`.
+                if !unsafe { pull.add(to, entry.own_addr, key_of(entry), entry.len as usize) } {
+                    break 'messages;
+                }
+                to = to.wrapping_add(u64::from(entry.len));
+            }
         }
-        to = to.wrapping_add(u64::from(entry.len));
+        pull.end_message();
+        asked.step();
     }
-    true
+    inner.stats.joint_pulls.add(1);
+    let pulled = pull.finish(|| inner.pool.offer_joint(&inner.joint));
+    inner.stats.pulls.add(pulled.calls as u64);
+    inner.stats.pull_pieces.add(pulled.pieces as u64);
+    (pulled.messages, pulled.fault)
 }
 
-/// How many of the messages are dealt with, and whether the next one is dropped, after a pull that copied `parts`.
-fn settle(heads: &Heads, rests: &[Rest], mut parts: usize, fault: Option<Fault>) -> (usize, bool) {
-    let mut first = 0;
-    for (n, (rest, message)) in rests.iter().zip(&heads.messages).enumerate() {
-        let entries = heads.entries.range(first + 1..first + message.cells);
-        let needed = if rest.to.is_some() { entries.filter(|entry| entry.len != 0).count() } else { 0 };
-        if needed > parts {
-            return (n, fault == Some(Fault::OwnMemory));
-        }
-        parts -= needed;
-        first += message.cells;
+/// Goes through messages and the rests that are asked for, in step.
+struct Asked<'a> {
+    heads: &'a Heads,
+    rests: &'a [Rest],
+    /// Those behind us, and their entries.
+    messages: usize,
+    entries: usize,
+}
+
+impl<'a> Asked<'a> {
+    fn new(heads: &'a Heads, rests: &'a [Rest]) -> Asked<'a> {
+        Asked { heads, rests, messages: 0, entries: 0 }
     }
-    (rests.len(), false)
+
+    /// The next one, and the entries of its rest that hold bytes.
+    fn peek(&self) -> Option<(&'a Rest, impl Iterator<Item = &'a Entry> + Clone + use<'a>)> {
+        let (rest, message) = (self.rests.get(self.messages)?, self.heads.messages.get(self.messages)?);
+        assert_eq!(rest.len_bytes, message.rest_bytes, "the rest of the message whose turn it is");
+        let entries = self.heads.entries.range(self.entries + 1..self.entries + message.cells);
+        Some((rest, entries.filter(|entry| entry.len != 0)))
+    }
+
+    fn step(&mut self) {
+        self.entries += self.heads.messages[self.messages].cells;
+        self.messages += 1;
+    }
+
+    /// Puts rests into the batch until it has so many bytes or no room.
+    fn fill(&mut self, batch: &mut Batch, bytes: usize) {
+        while batch.bytes() < bytes
+            && let Some((rest, entries)) = self.peek()
+        {
+            if let Some(mut to) = rest.to {
+                if !batch.has_room_for(entries.clone().map(key_of)) {
+                    return;
+                }
+                for entry in entries {
+                    let added = batch.add(to, entry.own_addr, key_of(entry), entry.len as usize, None);
+                    assert!(added, "there was room for a message");
+                    to = to.wrapping_add(u64::from(entry.len));
+                }
+            }
+            self.step();
+        }
+    }
+
+    /// Moves on to `end`, as far as messages are dealt with once `parts` have been copied; `false`: not so far.
+    fn settle(&mut self, end: usize, mut parts: usize) -> bool {
+        while self.messages < end
+            && let Some((rest, entries)) = self.peek()
+        {
+            let needed = if rest.to.is_some() { entries.count() } else { 0 };
+            if needed > parts {
+                return false;
+            }
+            parts -= needed;
+            self.step();
+        }
+        true
+    }
 }
 
 /// Moves on behind `count` messages and tells the peer; `false`: either side has ended the connection, and nothing of it counts.

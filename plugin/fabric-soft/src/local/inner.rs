@@ -12,9 +12,10 @@ use rustix::event::epoll;
 use super::LocalConfig;
 use super::door::{Door, MAX_SLOTS, SlotSet};
 use super::endpoint::{Endpoint, Link, State};
-use super::peer::{Backlog, FabricAddress, HEAVY_BYTES, Peer};
+use super::joint::Joint;
+use super::peer::{Backlog, FabricAddress, HEAVY_LOAD, Peer};
 use super::pool::Pool;
-use super::send::{SendQueue, Started};
+use super::send::{SendQueue, Started, load};
 use super::shm::Mapping;
 use super::stats::Stats;
 use super::{inbound, outbound, sys};
@@ -89,6 +90,8 @@ pub struct Inner {
     peers: Mutex<Vec<Arc<Peer>>>,
     next_token: AtomicU64,
     pub pool: Pool,
+    /// The pull that the threads of `pool` can join.
+    pub joint: Joint,
 }
 
 fn system(what: &str) -> impl Fn(std::io::Error) -> FabricError + '_ {
@@ -125,6 +128,7 @@ impl Inner {
         };
         Ok(Inner {
             pool: Pool::new(config.copy_threads),
+            joint: Joint::new(config.copy_threads != 0),
             config,
             address,
             regions,
@@ -396,7 +400,7 @@ impl Inner {
         let more = inbound.more || own.more || endpoint.again.swap(false, Ordering::SeqCst);
         if more {
             self.work.add(slot);
-            if pending(&endpoint, bulk_done) > HEAVY_BYTES {
+            if pending(&endpoint, bulk_done) > HEAVY_LOAD {
                 self.pool.offer(slot);
             }
         }
@@ -546,12 +550,14 @@ impl Inner {
     }
 }
 
-/// Bytes that the pulling side of an endpoint still has to move, as far as the peer is to be believed.
+/// The load of what the pulling side of an endpoint still has to move, as far as the peer is to be believed.
 fn pending(endpoint: &Endpoint, bulk_done: u64) -> u64 {
     let Some(link) = endpoint.live_link() else { return 0 };
-    let inbound = link.ring.bulk().wrapping_sub(bulk_done);
-    let inbound = if link.ring.tail() == endpoint.served.load(Ordering::Acquire) { 0 } else { inbound };
-    inbound.saturating_add(endpoint.send.lock().read_bytes())
+    let entries =
+        link.ring.tail().wrapping_sub(endpoint.served.load(Ordering::Acquire)).min(link.ring.depth());
+    let bytes = link.ring.bulk().wrapping_sub(bulk_done).min(1 << 40);
+    let inbound = if entries == 0 { 0 } else { load(entries, bytes) };
+    inbound + endpoint.send.lock().read_load()
 }
 
 fn watch(events: &OwnedFd, fd: impl AsFd, token: u64) -> std::io::Result<()> {

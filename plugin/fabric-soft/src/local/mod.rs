@@ -13,6 +13,7 @@
 //! | `ring`, `send`, `payload`, `recv` | the queues of an endpoint |
 //! | `pull`, `inbound`, `outbound` | moving bytes |
 //! | `heads` | messages whose receiver says where they go |
+//! | `joint` | … several threads of which pull |
 //! | `shared`, `copy` | managed memory of peers, mapped and copied without the kernel |
 //! | `inner`, `pool` | who does the work, and when |
 
@@ -22,6 +23,7 @@ mod endpoint;
 mod heads;
 mod inbound;
 mod inner;
+mod joint;
 mod outbound;
 mod payload;
 mod peer;
@@ -61,6 +63,8 @@ use crate::lists::MAX_SEND_SGE;
 const MAX_DEPTH: u32 = 4096;
 /// Longest work request.
 const MAX_MESSAGE_BYTES: u32 = 64 << 20;
+/// A message of two steps costs its receiver some microseconds, as much as to copy a few ten thousand bytes.
+const HEADED_BYTES: u32 = 1 << 20;
 /// How long dropping the fabric waits for its copy threads.
 const JOIN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -149,12 +153,14 @@ impl Fabric for LocalFabric {
             inline_bytes: INLINE_BYTES as u32,
             max_send_sge: MAX_SEND_SGE,
             default_lanes: cpus().clamp(1, 2) as u8,
+            lane_sq_depth: MAX_DEPTH,
             stripe_min_bytes: 1 << 20,
             immediate: true,
             owner_revokes: true,
             needs_service: true,
             vram: false,
             reads_behind_fence: true,
+            headed_bytes: HEADED_BYTES,
             pack_below_bytes: 0,
         }
     }

@@ -58,13 +58,13 @@ impl FabricAddress {
     }
 }
 
-/// More than this to pull is worth another thread.
-pub const HEAVY_BYTES: u64 = 1 << 20;
+/// More than this to pull is worth another thread ([`super::send::load`]).
+pub const HEAVY_LOAD: u64 = 1 << 20;
 
-/// Bytes outstanding on several endpoints. Heavy from a megabyte on, and then until nothing is left.
+/// The load outstanding on several endpoints. Heavy from a megabyte on, and then until nothing is left.
 #[derive(Default)]
 pub struct Backlog {
-    bytes: AtomicU64,
+    load: AtomicU64,
     heavy: AtomicBool,
 }
 
@@ -74,8 +74,8 @@ impl Backlog {
         if by == 0 {
             return false;
         }
-        let now = self.bytes.fetch_add(by, Ordering::Relaxed).wrapping_add(by);
-        if now > HEAVY_BYTES {
+        let now = self.load.fetch_add(by, Ordering::Relaxed).wrapping_add(by);
+        if now > HEAVY_LOAD {
             self.heavy.store(true, Ordering::Relaxed);
         }
         now == 0 && self.heavy.swap(false, Ordering::Relaxed)

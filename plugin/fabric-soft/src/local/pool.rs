@@ -8,9 +8,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::door::SlotSet;
 use super::inner::{Inner, SLICE_BYTES};
+use super::joint::Joint;
 
 /// A thread that has nothing to do for so long looks whether the fabric still exists.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// A thread that helped with a pull stays awake for the next one for so long: they follow each other within tens of microseconds, and a
+/// thread that is woken often has to wait for the processor of the one that woke it.
+const LINGER: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
 struct Threads {
@@ -23,6 +28,8 @@ pub struct Pool {
     limit: usize,
     /// Slots that want help.
     heavy: SlotSet,
+    /// Help was asked for with a pull before there were threads.
+    wanted: AtomicBool,
     /// Threads that sleep.
     idle: AtomicUsize,
     /// Threads that copy.
@@ -39,6 +46,7 @@ impl Pool {
         Pool {
             limit,
             heavy: SlotSet::new(),
+            wanted: AtomicBool::new(false),
             idle: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
             started: AtomicBool::new(limit == 0),
@@ -62,6 +70,18 @@ impl Pool {
         }
     }
 
+    /// Asks for help with the pull at hand.
+    pub fn offer_joint(&self, joint: &Joint) {
+        if !self.started.load(Ordering::Relaxed) {
+            self.wanted.store(true, Ordering::Relaxed);
+        }
+        // Pairs with `wait`, as above.
+        if joint.is_ready() && self.idle.load(Ordering::SeqCst) != 0 {
+            let _threads = self.threads.lock();
+            self.wake.notify_all();
+        }
+    }
+
     /// Whether a thread is copying.
     pub fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed) != 0
@@ -69,7 +89,8 @@ impl Pool {
 
     /// Whether help was asked for and no thread exists yet.
     pub fn wants_start(&self) -> bool {
-        !self.started.load(Ordering::Relaxed) && !self.heavy.is_empty()
+        !self.started.load(Ordering::Relaxed)
+            && (self.wanted.load(Ordering::Relaxed) || !self.heavy.is_empty())
     }
 
     /// Starts the threads, once.
@@ -115,10 +136,10 @@ impl Pool {
     }
 
     /// Sleeps until somebody asks for help; `false`: end.
-    fn wait(&self) -> bool {
+    fn wait(&self, joint: &Joint) -> bool {
         let mut threads = self.threads.lock();
         self.idle.fetch_add(1, Ordering::SeqCst);
-        if self.heavy.is_empty() && !self.stop.load(Ordering::SeqCst) {
+        if self.heavy.is_empty() && !joint.is_ready() && !self.stop.load(Ordering::SeqCst) {
             let _ = self.wake.wait_for(&mut threads, IDLE);
         }
         self.idle.fetch_sub(1, Ordering::SeqCst);
@@ -132,6 +153,7 @@ fn run(weak: &Weak<Inner>) {
     let pool = &inner.pool;
     let mut cursor = 0;
     loop {
+        join(&inner);
         while let Some(slot) = pool.heavy.pop(cursor) {
             cursor = slot + 1;
             pool.busy.fetch_add(1, Ordering::Relaxed);
@@ -141,16 +163,38 @@ fn run(weak: &Weak<Inner>) {
                 if !moved.more {
                     break;
                 }
+                join(&inner);
             }
             pool.busy.fetch_sub(1, Ordering::Relaxed);
         }
-        if !pool.wait() {
+        if !pool.wait(&inner.joint) {
             break;
         }
     }
     let mut threads = pool.threads.lock();
     threads.running -= 1;
     pool.ended.notify_all();
+}
+
+/// Helps with the pull at hand: somebody waits for it.
+fn join(inner: &Inner) {
+    if !inner.joint.is_ready() {
+        return;
+    }
+    inner.pool.busy.fetch_add(1, Ordering::Relaxed);
+    let mut last = Instant::now();
+    while last.elapsed() < LINGER && inner.pool.heavy.is_empty() && !inner.pool.stop.load(Ordering::Relaxed) {
+        let mut helped = false;
+        while inner.joint.help() {
+            inner.stats.joined.add(1);
+            helped = true;
+        }
+        if helped {
+            last = Instant::now();
+        }
+        std::thread::yield_now();
+    }
+    inner.pool.busy.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Signals belong to the application's threads; a thread inherits the mask of the one that starts it.

@@ -107,6 +107,21 @@ impl Batch {
         self.parts.len()
     }
 
+    /// Bytes of the first `parts` parts.
+    pub fn bytes_of_first(&self, parts: usize) -> usize {
+        self.parts[..parts].iter().map(|part| part.len).sum()
+    }
+
+    /// Whether there is room for so many more parts with these keys; there is for [`MAX_KEYS`] when it is empty.
+    pub fn has_room_for(&self, keys: impl Iterator<Item = u64>) -> bool {
+        let (mut parts, mut new) = (0, 0);
+        for key in keys {
+            parts += 1;
+            new += usize::from(key != 0 && !self.keys.contains(&key));
+        }
+        self.parts.len() + parts <= self.parts.capacity().min(MAX_PARTS) && self.keys.len() + new <= MAX_KEYS
+    }
+
     /// System-call pieces on the peer's side, without the stamp.
     pub fn pieces(&self) -> usize {
         self.peer.len()

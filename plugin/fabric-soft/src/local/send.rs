@@ -28,7 +28,9 @@ pub struct Item {
 
 /// See the module's text.
 pub struct SendQueue {
-    items: Box<[Item]>,
+    /// By ordinal, modulo its capacity; it grows to that with the first lap, so that an idle queue costs nothing.
+    items: Vec<Item>,
+    mask: u64,
     depth: u64,
     posted: u64,
     started: u64,
@@ -44,8 +46,9 @@ pub struct SendQueue {
     max_sge: u32,
     /// Bytes of READs posted and not completed.
     read_bytes: u64,
-    /// Bytes of WRITEs and SENDs posted and not completed.
-    write_bytes: u64,
+    /// READs, and WRITEs and SENDs, posted and not completed, as [`load`].
+    read_load: u64,
+    write_load: u64,
     /// What [`SendQueue::changes`] has told of the two.
     told: [u64; 2],
     /// Completions that [`SendQueue::drain`] will hand out.
@@ -63,11 +66,17 @@ pub struct Started {
     pub fault: bool,
 }
 
+/// What pieces are to whoever copies them, in bytes of a long one: a short one costs as much as two thousand bytes before the first.
+pub fn load(pieces: u64, bytes: u64) -> u64 {
+    2048 * pieces + bytes
+}
+
 impl SendQueue {
     pub fn new(depth: u64, max_sge: u32) -> std::io::Result<SendQueue> {
         let slots = depth.next_power_of_two();
         Ok(SendQueue {
-            items: vec![Item::default(); slots as usize].into_boxed_slice(),
+            items: Vec::with_capacity(slots as usize),
+            mask: slots - 1,
             depth,
             posted: 0,
             started: 0,
@@ -80,7 +89,8 @@ impl SendQueue {
             lists: Lists::default(),
             max_sge,
             read_bytes: 0,
-            write_bytes: 0,
+            read_load: 0,
+            write_load: 0,
             told: [0; 2],
             ready: 0,
             ended: None,
@@ -88,7 +98,7 @@ impl SendQueue {
     }
 
     fn item(&self, ordinal: u64) -> &Item {
-        &self.items[(ordinal & (self.items.len() as u64 - 1)) as usize]
+        &self.items[(ordinal & self.mask) as usize]
     }
 
     /// Work requests that may be posted now.
@@ -105,11 +115,16 @@ impl SendQueue {
         debug_assert!(self.posted - self.drained < self.depth, "the caller has asked for room");
         if item.entry.has(ring::READ) {
             self.read_bytes += u64::from(item.entry.len);
+            self.read_load += load(1, item.entry.len.into());
         } else {
-            self.write_bytes += u64::from(item.entry.len);
+            self.write_load += load(1, item.entry.len.into());
         }
-        let index = (self.posted & (self.items.len() as u64 - 1)) as usize;
-        self.items[index] = item;
+        let index = (self.posted & self.mask) as usize;
+        if index == self.items.len() {
+            self.items.push(item);
+        } else {
+            self.items[index] = item;
+        }
         self.posted += 1;
     }
 
@@ -212,8 +227,9 @@ impl SendQueue {
             self.ready += u64::from(entry.has(ring::SIGNALED));
             if entry.has(ring::READ) {
                 self.read_bytes -= u64::from(entry.len);
+                self.read_load -= load(1, entry.len.into());
             } else {
-                self.write_bytes -= u64::from(entry.len);
+                self.write_load -= load(1, entry.len.into());
             }
         }
         self.completed += count;
@@ -236,9 +252,14 @@ impl SendQueue {
         self.read_bytes
     }
 
-    /// By how much the outstanding bytes of WRITEs and of READs have changed since the last call, modulo 2^64.
+    /// The load of READs posted and not completed.
+    pub fn read_load(&self) -> u64 {
+        self.read_load
+    }
+
+    /// By how much the outstanding load of WRITEs and of READs has changed since the last call, modulo 2^64.
     pub fn changes(&mut self) -> [u64; 2] {
-        let now = if self.ended.is_some() { [0; 2] } else { [self.write_bytes, self.read_bytes] };
+        let now = if self.ended.is_some() { [0; 2] } else { [self.write_load, self.read_load] };
         let before = std::mem::replace(&mut self.told, now);
         [now[0].wrapping_sub(before[0]), now[1].wrapping_sub(before[1])]
     }

@@ -22,6 +22,10 @@ counters! {
     pulls,
     /// Pieces in them, after merging.
     pull_pieces,
+    /// Takes of rests that were cut so that copy threads could join in.
+    joint_pulls,
+    /// Groups of them that copy threads did.
+    joined,
     /// Bytes copied out of mapped regions of peers, without the kernel.
     shared_bytes,
     /// Work requests between managed regions that the kernel copied for want of a mapping.

@@ -48,6 +48,8 @@ use crate::lists::MAX_SEND_SGE;
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 /// Longest [`baton_fabric::Extra`] that `post` copies.
 pub const INLINE_BYTES: usize = 8192;
+/// Longer messages of two steps gain nothing: what waits for its turn in a socket is in no cache any more when it comes.
+const HEADED_BYTES: u32 = 64 * 1024;
 /// `post` itself sends no more than this.
 const POST_BYTES: u64 = 64 * 1024;
 /// From so many queued bytes on an IO thread helps.
@@ -163,12 +165,14 @@ impl Fabric for TcpFabric {
             inline_bytes: INLINE_BYTES as u32,
             max_send_sge: MAX_SEND_SGE,
             default_lanes: if cpus() <= 2 { 1 } else { 2 },
+            lane_sq_depth: 1024,
             stripe_min_bytes: 8 << 20,
             immediate: true,
             owner_revokes: true,
             needs_service: true,
             vram: false,
             reads_behind_fence: true,
+            headed_bytes: HEADED_BYTES,
             pack_below_bytes: 0,
         }
     }

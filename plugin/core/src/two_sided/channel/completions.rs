@@ -80,6 +80,9 @@ impl Channel {
         };
         for nth in 1..=retired {
             let cargo = self.send_queue(lane).1.pop_front().expect("one flight per entry");
+            if let (Some(lane), Cargo::Data { len_bytes, .. }) = (lane, &cargo) {
+                self.lanes[lane].flight_bytes -= u64::from(*len_bytes);
+            }
             // RC completes in order: only the last one can have failed.
             let status = if nth == retired { done.status } else { WcStatus::Success };
             self.on_cargo(now, cargo, status, pool);
@@ -106,7 +109,7 @@ impl Channel {
                 }
             }
             Cargo::Note { .. } => {}
-            Cargo::Data { flows, source } => {
+            Cargo::Data { flows, source, .. } => {
                 self.give_back(source, pool);
                 for &flow in flows.as_slice() {
                     self.on_message_done(now, flow, status);

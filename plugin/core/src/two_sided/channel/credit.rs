@@ -172,7 +172,8 @@ impl Channel {
         let count = self.lanes.len();
         for step in 0..count {
             let nth = (self.next_lane + step) % count;
-            if self.lanes[nth].ledger.free() == 0 {
+            let lane = &self.lanes[nth];
+            if lane.ledger.free() == 0 || lane.flight_bytes >= self.setup.limits.flight_bytes {
                 continue;
             }
             if self.lanes[nth].credit.available() > 0 || self.refresh(FIRST_LANE_WORD + nth, mem) {

@@ -8,7 +8,8 @@ use super::{Channel, Step};
 use crate::ids::Nanos;
 use crate::two_sided::chunks::Chunk;
 use crate::two_sided::codec::{
-    Block, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, Status, encode_message, pack_prefix_bytes,
+    Block, DATA_HEADER_BYTES, DataHeader, DataKind, Direction, PACK_BLOCK_BYTES, Status, encode_message,
+    pack_prefix_bytes,
 };
 use crate::two_sided::outbox::{Flow, Next};
 use crate::two_sided::pool::Pool;
@@ -16,6 +17,8 @@ use crate::two_sided::setup::{Place, Source, Span, TwoMemory};
 
 /// Blocks of one PACK at most.
 const MAX_BLOCKS: usize = 256;
+/// Longest PACK, also where slots are longer: it is copied, and what a slot holds of it stays in memory.
+const MAX_PACK_BYTES: u32 = 64 * 1024 + DATA_HEADER_BYTES as u32;
 /// Longest prefix that a gathered message has.
 pub const GATHER_PREFIX_BYTES: usize = 1024;
 /// Gathered messages under way at once: the driver keeps a small buffer for the prefix of each.
@@ -103,7 +106,7 @@ impl Channel {
     /// Which chunks of a READ go into the next message, with their places; `Err`: the first of them may not be read any more.
     fn choose_read(&mut self, transfer: u64, mem: &dyn TwoMemory) -> Result<(), (Status, u32)> {
         let pack_bytes = self.setup.limits.pack_bytes;
-        let mut room = u64::from(self.setup.slot_bytes) - pack_prefix_bytes(0) as u64;
+        let mut room = self.pack_room();
         let (blocks, spans) = (&mut self.work.blocks, &mut self.work.spans);
         blocks.clear();
         spans.clear();
@@ -146,6 +149,11 @@ impl Channel {
         step
     }
 
+    /// Bytes that blocks and their descriptions have in a PACK.
+    fn pack_room(&self) -> u64 {
+        u64::from(self.setup.slot_bytes.min(MAX_PACK_BYTES)) - pack_prefix_bytes(0) as u64
+    }
+
     /// Which chunks go into the next message: one that is large, or as many small ones as fit.
     fn choose(&self, next: Next, chosen: &mut Vec<(u32, u32, Chunk)>) {
         chosen.clear();
@@ -156,7 +164,7 @@ impl Channel {
             Next::Ring(Flow::Serve(_)) => unreachable!("served elsewhere"),
         };
         let more = (next == Next::Small).then(|| outbox.small().iter().skip(1).copied());
-        let mut room = u64::from(self.setup.slot_bytes) - pack_prefix_bytes(0) as u64;
+        let mut room = self.pack_room();
         let mut to_begin = self.request.available();
         for at in std::iter::once(first).chain(more.into_iter().flatten()) {
             let out = outbox.get(at);
@@ -278,7 +286,7 @@ impl Channel {
         self.counters.messages_sent += 1;
         self.counters.messages_gathered += u64::from(matches!(source, Source::Gather(_)));
         self.counters.bytes_sent += bytes;
-        let seq = self.lanes[lane].post(Cargo::Data { flows, source }, bytes);
+        let seq = self.lanes[lane].post(Cargo::Data { flows, source, len_bytes: block.len }, bytes);
         Step::Data { lane, seq, source, data_crc }
     }
 

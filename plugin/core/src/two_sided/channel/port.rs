@@ -27,6 +27,7 @@ pub(super) enum Cargo {
     Data {
         flows: Flows,
         source: Source,
+        len_bytes: u32,
     },
 }
 
@@ -115,6 +116,8 @@ pub(super) struct LanePort {
     pub(super) endpoint: EndpointId,
     pub(super) ledger: Ledger,
     pub(super) flights: VecDeque<Cargo>,
+    /// Bytes of data in them.
+    pub(super) flight_bytes: u64,
     pub(super) credit: SendCredit,
     /// Messages sent; the number of the next.
     pub(super) sent: u64,
@@ -148,6 +151,7 @@ impl LanePort {
             endpoint: lane.endpoint,
             ledger: Ledger::new(lane.sq_depth),
             flights: VecDeque::with_capacity(lane.sq_depth as usize),
+            flight_bytes: 0,
             credit: SendCredit::resumed(depth, lane.peer_posted.into(), 0),
             sent: 0,
             burn: 0,
@@ -186,6 +190,7 @@ impl LanePort {
         self.sent += 1;
         let reservation = self.ledger.reserve(1).expect("room was checked");
         self.flights.push_back(cargo);
+        self.flight_bytes += bytes;
         reservation.commit(bytes, true)
     }
 }

@@ -61,6 +61,14 @@ impl Default for PoolConfig {
     }
 }
 
+impl PoolConfig {
+    /// Where messages are received in two steps ([`baton_fabric::Caps::headed_bytes`]): a slot holds the header of a long one and no more,
+    /// so its length costs addresses and hardly any memory; it bounds how much one message moves.
+    pub fn for_heads(headed_bytes: u32) -> PoolConfig {
+        PoolConfig { slot_bytes: headed_bytes + DATA_HEADER_BYTES as u32, ..PoolConfig::default() }
+    }
+}
+
 /// A peer as the engine numbers its sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct PeerKey(pub u32);
