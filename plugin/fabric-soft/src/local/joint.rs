@@ -184,6 +184,19 @@ impl<'a> Pull<'a> {
     }
 }
 
+impl Drop for Pull<'_> {
+    /// Whoever did not come to [`Pull::finish`] lends nothing any more.
+    fn drop(&mut self) {
+        self.open = None;
+        for group in &self.joint.groups[..self.filled] {
+            let mut group = group.lock();
+            if matches!(std::mem::replace(&mut group.state, State::Empty), State::Ready(..)) {
+                self.joint.ready.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
@@ -308,6 +321,24 @@ mod tests {
         pull.end_message();
         let pulled = pull.finish(|| {});
         assert_eq!((pulled.messages, pulled.fault), (0, Some(Fault::Gone)));
+    }
+
+    #[test]
+    fn a_pull_that_is_given_up_leaves_nothing_to_a_helper() {
+        let (fabric, words) = (open(), [1, 2, 3]);
+        let (peer, stamp) = ourselves(&fabric, &words);
+        let joint = Joint::new(true);
+        let from = vec![7; 3 << 16];
+        let mut to = vec![0u8; 3 << 16];
+        let place = to.as_mut_ptr().expose_provenance() as u64;
+        let mut pull = joint.begin(from.len(), &peer, &stamp).expect("it is long enough");
+        // SAFETY: `to` outlives the pull.
+        assert!(unsafe { pull.add(place, addr(&from), 0, from.len()) });
+        assert!(joint.is_ready());
+        drop(pull);
+        assert!(!joint.is_ready() && !joint.help());
+        assert!(to.iter().all(|&byte| byte == 0));
+        assert!(joint.begin(from.len(), &peer, &stamp).is_some(), "the next one can begin");
     }
 
     #[test]
