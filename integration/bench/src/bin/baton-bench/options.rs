@@ -41,7 +41,8 @@ pub struct Options {
     )]
     pub op: Vec<OpWord>,
     /// Bytes of a block, separated by commas.
-    #[arg(long, default_value = "4096,65536,1048576", value_delimiter = ',', value_parser = size)]
+    #[arg(long, default_value = "4096,65536,1048576", value_delimiter = ',', value_parser = size,
+          default_value_if("seed_table", "true", "1024,2048,4096,8192,16384,32768,65536,131072,262144,524288,1048576"))]
     pub sizes: Vec<u64>,
     /// Every size from 8 bytes to 1 MiB, doubling, instead of --sizes.
     #[arg(long, conflicts_with_all = ["sizes", "seed_table"])]
@@ -109,8 +110,8 @@ pub struct Options {
     pub mem: Vec<Memory>,
     /// Also tells how long the first transfer of fresh memory takes, which the one-sided backend registers before and the two-sided takes as it
     /// is; so often per case and arm.
-    #[arg(long, default_value_t = 0, value_parser = value_parser!(u64).range(0..=10_000))]
-    pub first: u64,
+    #[arg(long, value_parser = value_parser!(u64).range(1..=10_000))]
+    pub first: Option<u64>,
     /// Compares every byte, and those around: before the measured iterations and after them.
     #[arg(long, default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true,
           action = clap::ArgAction::Set)]
@@ -122,7 +123,7 @@ pub struct Options {
     #[arg(long, default_value_t = 60, value_parser = value_parser!(u64).range(1..=86_400))]
     pub patience: u64,
     /// WRITEs of 1 KiB to 1 MiB without notification, with SEND and with immediates; by default one block at a time and without a message.
-    #[arg(long, conflicts_with_all = ["sizes", "notify", "enable_notification"])]
+    #[arg(long, conflicts_with_all = ["all", "notify", "enable_notification"])]
     pub seed_table: bool,
     /// Also moves the same blocks without an engine: pulled by a bare loop of process_vm_readv in the process that is
     /// written to, and by memcpy within one process, each by one thread and by two. Ratios are to the bare loop.

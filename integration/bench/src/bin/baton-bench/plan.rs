@@ -200,11 +200,7 @@ fn doubling(from: u64, to: u64) -> Vec<u64> {
 
 fn cases(options: &Options) -> Vec<Case> {
     const KIB: u64 = 1 << 10;
-    let sizes = match (options.all, options.seed_table) {
-        (true, _) => doubling(8, KIB * KIB),
-        (_, true) => doubling(KIB, KIB * KIB),
-        _ => options.sizes.clone(),
-    };
+    let sizes = if options.all { doubling(8, KIB * KIB) } else { options.sizes.clone() };
     let batches = if options.all_batch { doubling(1, options.batch) } else { vec![options.batch] };
     let mut cases = Vec::new();
     for op in &options.op {

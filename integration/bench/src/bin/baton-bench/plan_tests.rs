@@ -43,6 +43,7 @@ fn zero_odd_and_absurd_values_are_refused_by_name_with_the_limit() {
     refused("--rounds 0", &["--rounds", "1..=1000"]);
     refused("--requests 0", &["--requests", "1..=65536"]);
     refused("--mib 0", &["--mib", "1..=1048576"]);
+    refused("--first 0", &["--first", "1..=10000"]);
     refused("--patience 0", &["--patience", "1..=86400"]);
     refused("--message-bytes 8388609", &["--message-bytes", "0..=8388608"]);
     refused("--look-us 1000001", &["--look-us", "0..=1000000"]);
@@ -73,6 +74,7 @@ fn contradictions_are_refused() {
     refused("--fabric tcp --lanes 4", &["--lanes 4", "tcp", "verbs"]);
     refused("--all --sizes 8", &["--all", "--sizes"]);
     refused("--seed-table --notify imm", &["--seed-table", "--notify"]);
+    refused("--seed-table --all", &["--seed-table", "--all"]);
     refused("--iters 3 --rounds 7", &["--iters 3", "--rounds 7"]);
     refused("--iters 3 --threads 4", &["--iters 3", "--threads 4"]);
     refused("--rivals --threads 2", &["--rivals", "--threads 2", "one iteration after the other"]);
@@ -162,6 +164,8 @@ fn the_seed_table_compares_off_send_and_imm_from_1_kib_to_1_mib() {
     assert_eq!(plan.cases[10].size, 1 << 20);
     assert_eq!((parse("--seed-table").unwrap().message_bytes, parse("").unwrap().message_bytes), (0, 16));
     assert_eq!(self::plan("--seed-table --batch 8 --op read").unwrap().cases[0].batch, 8);
+    let some = self::plan("--seed-table --sizes 4096,8192").unwrap().cases;
+    assert_eq!(some.iter().map(|case| case.size).collect::<Vec<_>>(), [4096, 8192]);
 }
 
 #[test]

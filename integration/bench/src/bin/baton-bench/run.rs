@@ -291,7 +291,7 @@ impl Run<'_> {
         }
         for (contender, measured) in &mut arms {
             if let Contender::Engine(bench) = contender {
-                for _ in 0..self.options.first {
+                for _ in 0..self.options.first.unwrap_or(0) {
                     measured.first_us.push(first::transfer(bench)?);
                 }
             }
