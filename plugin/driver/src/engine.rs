@@ -254,6 +254,8 @@ impl Driver {
     ) -> Result<bool> {
         let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
         loop {
+            // Under the lock that whoever ends the engine takes before it wakes those who wait: nobody comes too late to be told.
+            self.shared.usable()?;
             if state.outgoing().is_some() {
                 return Ok(true);
             }

@@ -188,6 +188,38 @@ fn an_engine_that_is_destroyed_sends_everybody_home_who_waits_for_it() {
 }
 
 #[test]
+fn callers_that_come_while_an_engine_is_destroyed_are_sent_home_as_well() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let b = engine("b", &["tcp"]);
+    let info = baton_core::wire::ConnInfo::decode(b.conn_info()).expect("own connection information");
+    let candidates = vec![silent.local_addr().expect("bound").to_string()];
+    let mute = baton_core::wire::ConnInfo { candidates, ..info }.encode().expect("encode");
+    for _ in 0..100 {
+        let a = engine("a", &["tcp"]);
+        a.load_remote(Some("b"), &mute).expect("load");
+        let together = Barrier::new(9);
+        within(Duration::from_secs(20), "the destruction", || {
+            std::thread::scope(|scope| {
+                let (a, together) = (&a, &together);
+                let wait = move || {
+                    a.connect("b", 600_000).expect_err("the engine is gone");
+                };
+                (0..4).for_each(|_| drop(scope.spawn(wait)));
+                let _held = silent.accept().expect("the attempt has begun");
+                for _ in 0..8 {
+                    scope.spawn(move || {
+                        together.wait();
+                        wait();
+                    });
+                }
+                together.wait();
+                a.destroy().expect("destroy");
+            });
+        });
+    }
+}
+
+#[test]
 fn engines_of_either_backend_live_in_one_process_and_one_with_both_serves_each() {
     let (one, two, both) =
         (engine("one", &["tcp"]), engine("two", &["tcp two-sided"]), engine("both", &["tcp auto"]));

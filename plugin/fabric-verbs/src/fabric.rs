@@ -188,8 +188,8 @@ fn caps(config: &VerbsConfig, devices: &[Arc<Device>], rails: &[Arc<OpenRail>]) 
         vram: false,
         // Its driver sends a fenced request again only when no READ is under way, and counts those behind it: a lost ACK, and both wait for ever.
         reads_behind_fence: devices.iter().all(|device| device.attr.vendor_id != SOFT_ROCE_VENDOR),
-        // A NIC has no time to lose with a work request; the kernel has (128 × 1 KiB: 2.5 times as fast packed; even at 4 KiB).
         headed_bytes: 0,
+        // A NIC has no time to lose with a work request; the kernel has (128 × 1 KiB: 2.5 times as fast packed; even at 4 KiB).
         pack_below_bytes: if devices.iter().any(|device| device.attr.vendor_id == SOFT_ROCE_VENDOR) {
             SOFT_PACK_BYTES
         } else {
