@@ -12,7 +12,7 @@ use baton_core::handshake::IdentityProof;
 use baton_core::notify::Tell;
 use baton_core::peer::{CancelOutcome, EndReason, Session};
 use baton_core::{Epoch, Nanos, SessionId};
-use baton_fabric::{Completion, EndpointId, Fabric, Op};
+use baton_fabric::{Completion, EndpointId, Fabric};
 use std::sync::Arc;
 
 /// Everything of one epoch.
@@ -133,7 +133,7 @@ impl Channel {
     fn packs(&self, xfer: &Xfer) -> bool {
         let Some(one) = &self.one_sided else { return false };
         let (count, longest) = (xfer.plan.piece_count(), xfer.plan.longest_bytes());
-        let worth = xfer.op == Op::Write && count >= PACK_FROM && longest <= u64::from(one.pack_below_bytes);
+        let worth = count >= PACK_FROM && longest <= u64::from(one.pack_below_bytes);
         worth && self.two_sided.is_some() && xfer.refuse_vram().is_ok()
     }
 

@@ -148,19 +148,22 @@ fn bounce_memory_grows_under_load_and_is_back_at_its_base_soon_after() {
 #[test]
 fn with_both_backends_many_small_blocks_are_packed_where_that_pays() {
     let (a, b) = pair(&["verbs soft auto"]);
-    let (here, there) = (Buffer::new(&a, 256 << 10, 1), Buffer::new(&b, 256 << 10, 2));
-    let remote = import(&a, "b", &b, &there);
     let mut packed = 0;
-    for (block, blocks_are_packed) in [(1024, true), (4096, false), (256 << 10, false)] {
-        let write = scattered(&a, Op::Write, "b", &here, &there, remote, block);
-        a.post(&write, Some(b"there")).expect("post");
-        done(&a, &write);
-        assert_eq!(notification(&b).message, b"there");
-        assert_eq!(there.read(), reversed(&here.read(), block));
-        packed += u64::from(blocks_are_packed);
-        let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
-        let two = &stats["peers"][0]["session"]["two_sided"]["counters"];
-        assert_eq!(two["transfers_done"], packed, "blocks of {block}: {two}");
+    for op in [Op::Write, Op::Read] {
+        for (block, blocks_are_packed) in [(1024, true), (4096, false), (256 << 10, false)] {
+            let (here, there) = (Buffer::new(&a, 256 << 10, 1), Buffer::new(&b, 256 << 10, 2));
+            let xfer = scattered(&a, op, "b", &here, &there, import(&a, "b", &b, &there), block);
+            a.post(&xfer, Some(b"there")).expect("post");
+            done(&a, &xfer);
+            assert_eq!(notification(&b).message, b"there");
+            let (from, to) = if op == Op::Write { (&here, &there) } else { (&there, &here) };
+            assert_eq!(to.read(), reversed(&from.read(), block));
+            to.assert_guards();
+            packed += u64::from(blocks_are_packed);
+            let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
+            let two = &stats["peers"][0]["session"]["two_sided"]["counters"];
+            assert_eq!(two["transfers_done"], packed, "{op:?} of blocks of {block}: {two}");
+        }
     }
     verbs::assert_rules();
 }

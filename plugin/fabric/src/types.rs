@@ -409,7 +409,7 @@ pub struct Caps {
     pub reads_behind_fence: bool,
     /// How long messages should be that are received in two steps ([`crate::Fabric::receive_heads`]); 0 where none are.
     pub headed_bytes: u32,
-    /// Many WRITEs that are no longer than this each are faster packed into SENDs; 0 where each is as good by itself.
+    /// Many blocks that are no longer than this each are faster packed into SENDs, whoever sends; 0 where each is as good by itself.
     pub pack_below_bytes: u32,
 }
 
