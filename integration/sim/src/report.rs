@@ -32,7 +32,7 @@ pub enum Faults {
     All,
 }
 
-/// What a driver may forget when a peer does not come back.
+/// What a driver may forget, most of it when a peer does not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neglect {
     /// Its transfers are not failed.
@@ -47,6 +47,10 @@ pub enum Neglect {
     Memory,
     /// Its successor is taken for the same session.
     Session,
+    /// The rest of a message that was lost with its endpoint is told of as placed.
+    RestsTold,
+    /// The rest of a message that was lost, or not wanted any more, is put to its place all the same, later.
+    RestsLate,
 }
 
 impl Default for Options {

@@ -94,3 +94,16 @@ fn what_a_survivor_forgets_is_noticed() {
         assert!(noticed.what.contains(words), "{neglect:?}: {noticed}");
     }
 }
+
+/// Rests of messages whose head was received: those that did not come were not placed, and those that were given up go nowhere.
+#[test]
+fn a_driver_that_lies_about_rests_is_noticed() {
+    for (neglect, words) in
+        [(Neglect::RestsTold, "bytes are missing"), (Neglect::RestsLate, "although nobody owned it")]
+    {
+        let options = Options { neglect: Some(neglect), ..Options::default() };
+        let noticed = (0..400).find_map(|seed| run(seed, options).err());
+        let noticed = noticed.unwrap_or_else(|| panic!("400 seeds did not notice {neglect:?}"));
+        assert!(noticed.what.contains(words), "{neglect:?}: {noticed}");
+    }
+}

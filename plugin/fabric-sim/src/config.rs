@@ -60,6 +60,8 @@ pub struct SimConfig {
     pub inline_bytes: u32,
     /// [`baton_fabric::Caps::max_send_sge`].
     pub max_send_sge: u32,
+    /// [`baton_fabric::Caps::headed_bytes`]; 0: every message goes into its slot whole.
+    pub headed_bytes: u32,
     /// [`baton_fabric::Caps::default_lanes`].
     pub default_lanes: u8,
     /// [`baton_fabric::Caps::stripe_min_bytes`].
@@ -93,6 +95,7 @@ impl Default for SimConfig {
             max_message_bytes: 4 << 20,
             inline_bytes: 220,
             max_send_sge: 16,
+            headed_bytes: 0,
             default_lanes: 2,
             stripe_min_bytes: 4096,
             rails: 1,

@@ -29,9 +29,24 @@ pub(crate) enum Source {
 
 #[derive(Debug)]
 pub(crate) enum WrKind {
-    Write { source: Source, remote_addr: u64, remote_key: u64, imm: Option<u32> },
-    Send { source: Source },
-    Read { local_addr: u64, local_key: u64, len: usize, remote_addr: u64, remote_key: u64 },
+    Write {
+        source: Source,
+        remote_addr: u64,
+        remote_key: u64,
+        imm: Option<u32>,
+    },
+    /// The first `head` bytes may be received by themselves; 0: none.
+    Send {
+        source: Source,
+        head: usize,
+    },
+    Read {
+        local_addr: u64,
+        local_key: u64,
+        len: usize,
+        remote_addr: u64,
+        remote_key: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -50,7 +65,7 @@ impl Wr {
     pub fn source(&self) -> Option<&[Sge]> {
         match &self.kind {
             WrKind::Write { source: Source::Memory(pieces), .. }
-            | WrKind::Send { source: Source::Memory(pieces) } => Some(pieces),
+            | WrKind::Send { source: Source::Memory(pieces), .. } => Some(pieces),
             _ => None,
         }
     }
@@ -80,6 +95,8 @@ pub(crate) struct Endpoint {
     pub rq: VecDeque<RecvSlot>,
     /// RECVs posted and not yet polled.
     pub unpolled_recvs: u32,
+    /// Its owner wants to say where messages go of which it has the head.
+    pub heads: bool,
 }
 
 impl Endpoint {
@@ -98,6 +115,7 @@ impl Endpoint {
             unpolled_sends: VecDeque::new(),
             rq: VecDeque::new(),
             unpolled_recvs: 0,
+            heads: false,
         }
     }
 
@@ -107,7 +125,7 @@ impl Endpoint {
             while self.unpolled_sends.front().is_some_and(|seq| *seq <= completion.seq) {
                 self.unpolled_sends.pop_front();
             }
-        } else {
+        } else if completion.kind != CompletionKind::RecvMore {
             self.unpolled_recvs -= 1;
         }
     }
@@ -117,7 +135,7 @@ impl Endpoint {
 #[derive(Debug)]
 pub(crate) enum Request {
     Write { addr: u64, key: u64, bytes: Vec<u8>, imm: Option<u32> },
-    Send { bytes: Vec<u8> },
+    Send { bytes: Vec<u8>, head: usize },
     Read { addr: u64, key: u64, len: usize },
 }
 
@@ -132,6 +150,21 @@ pub(crate) struct InFlight {
     /// Virtual time of the first attempt to deliver it.
     pub since: Option<u64>,
     pub rnr: u32,
+}
+
+/// The rest of a message whose head was received.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub seq: u64,
+    pub rest: Vec<u8>,
+    /// It stays at its sender until it is taken, and ends with the sender's endpoint.
+    pub stays: bool,
+    /// Bytes that can be taken.
+    pub here: usize,
+    /// Bytes that were.
+    pub placed: usize,
+    /// Its receiver was told that it is not all here, and hears when there is more.
+    pub asked: bool,
 }
 
 /// An answer on its way back. They return in the order of the requests.
@@ -152,7 +185,10 @@ pub(crate) struct Flow {
     /// Of `from` and of `to`.
     pub rails: [u8; 2],
     pub requests: VecDeque<InFlight>,
+    /// Messages of which the target has the head; what is behind them waits.
+    pub heads: VecDeque<Head>,
     pub answers: VecDeque<(u64, Answer)>,
+    pub arrive_scheduled: bool,
     pub deliver_scheduled: bool,
     pub return_scheduled: bool,
     pub sample_scheduled: bool,
@@ -168,7 +204,9 @@ impl Flow {
             to,
             rails,
             requests: VecDeque::new(),
+            heads: VecDeque::new(),
             answers: VecDeque::new(),
+            arrive_scheduled: false,
             deliver_scheduled: false,
             return_scheduled: false,
             sample_scheduled: false,

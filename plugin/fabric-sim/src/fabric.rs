@@ -101,7 +101,12 @@ fn work_requests(batch: &Batch<'_>, inline_bytes: usize) -> Result<Vec<Wr>, Fabr
         let kind = match extra.op {
             ExtraOp::Write => WrKind::Write { source, remote_addr, remote_key, imm: None },
             ExtraOp::WriteImm(imm) => WrKind::Write { source, remote_addr, remote_key, imm: Some(imm) },
-            ExtraOp::Send | ExtraOp::SendHead => WrKind::Send { source },
+            ExtraOp::Send => WrKind::Send { source, head: 0 },
+            ExtraOp::SendHead => {
+                let head = extra.bytes.len();
+                let behind = extra.len_bytes() > head as u64;
+                WrKind::Send { source, head: if behind { head } else { 0 } }
+            }
         };
         chain.push(wr(batch.work.len(), kind, extra.fenced));
     }
@@ -173,7 +178,7 @@ impl Fabric for SimFabric {
             needs_service: false,
             vram: false,
             reads_behind_fence: true,
-            headed_bytes: 0,
+            headed_bytes: inner.cfg.headed_bytes,
             pack_below_bytes: 0,
         }
     }
@@ -326,6 +331,18 @@ impl Fabric for SimFabric {
         Ok(())
     }
 
+    fn receive_heads(&self, endpoint: EndpointId) -> bool {
+        let mut inner = self.world.lock();
+        let offered = inner.cfg.headed_bytes != 0;
+        let Some(ep) = inner.endpoint((self.node, endpoint)) else { return false };
+        ep.heads = offered;
+        offered
+    }
+
+    fn take(&self, endpoint: EndpointId, rests: &[Rest]) -> (usize, Option<Untaken>) {
+        self.world.lock().take((self.node, endpoint), rests)
+    }
+
     fn post(&self, endpoint: EndpointId, batch: &Batch<'_>) -> Result<(), PostError> {
         let mut inner = self.world.lock();
         admit(&mut inner, (self.node, endpoint), batch, self.not_found(endpoint))
@@ -391,6 +408,8 @@ impl Fabric for SimFabric {
             "completions": node.counters.completions,
             "bytes_placed": node.counters.bytes_placed,
             "refused": node.counters.refused,
+            "rests_placed": node.counters.rests_placed,
+            "rests_dropped": node.counters.rests_dropped,
             "regions": node.memory.region_count(),
             "endpoints": node.slots.iter().filter(|slot| slot.endpoint.is_some()).count(),
         })

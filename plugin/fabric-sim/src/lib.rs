@@ -13,14 +13,18 @@
 //! * Completions of different endpoints come out of `poll` in an order of their own.
 //! * A send-queue slot is free only once a completion that covers it was *polled*; one post too many is refused.
 //! * Without a RECV an immediate fails at once (by default): with correct credits that never happens.
+//! * Where heads are received ([`SimConfig::headed_bytes`]), the rest of a message is sometimes all there when it is asked for, or gone with
+//!   its sender, and sometimes comes in pieces, some of which are placed before the others are there.
 //! * When an endpoint dies, acknowledgements on their way back may be lost: what failed here may have arrived there.
 //! * A fenced endpoint goes on for a moment, here and at its peer, before it is quiet.
 
 mod config;
 mod endpoint;
 mod fabric;
+mod heads;
 mod memory;
 mod nic;
+mod receive;
 mod rng;
 mod source;
 mod world;

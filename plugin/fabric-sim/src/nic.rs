@@ -16,6 +16,7 @@ impl Inner {
             Event::Deliver(flow) => self.deliver(flow),
             Event::Sample(flow) => self.sample(flow),
             Event::Return(flow) => self.answer(flow),
+            Event::Arrive(flow) => self.arrive(flow),
             Event::Flush(qp) => self.flush(qp),
             Event::GiveUp(flow) => self.give_up(flow),
         }
@@ -84,7 +85,7 @@ impl Inner {
             WrKind::Write { source, remote_addr, remote_key, imm } => {
                 Request::Write { addr: *remote_addr, key: *remote_key, bytes: fetch(source)?, imm: *imm }
             }
-            WrKind::Send { source } => Request::Send { bytes: fetch(source)? },
+            WrKind::Send { source, head } => Request::Send { bytes: fetch(source)?, head: *head },
             WrKind::Read { local_addr, local_key, len, remote_addr, remote_key } => {
                 if !memory.allows(rail, *local_key, *local_addr, *len, Want::Local) {
                     return None;
@@ -107,7 +108,7 @@ impl Inner {
 
     // ---- the target handles requests
 
-    fn schedule_deliver(&mut self, flow: usize, delay: u64) {
+    pub(crate) fn schedule_deliver(&mut self, flow: usize, delay: u64) {
         if !std::mem::replace(&mut self.flows[flow].deliver_scheduled, true) {
             self.schedule(delay, Event::Deliver(flow));
         }
@@ -116,6 +117,9 @@ impl Inner {
     fn deliver(&mut self, flow: usize) {
         self.flows[flow].deliver_scheduled = false;
         if self.flows[flow].dead || self.flows[flow].requests.is_empty() {
+            return;
+        }
+        if self.waits_for_rests(flow) {
             return;
         }
         if let Some(delay) = self.hindrance(flow) {
@@ -167,7 +171,7 @@ impl Inner {
     }
 
     /// Length of the next piece of `left` bytes.
-    fn piece(&mut self, left: usize) -> usize {
+    pub(crate) fn piece(&mut self, left: usize) -> usize {
         if left < 2 || self.cfg.max_pieces < 2 || self.rng.chance(1, self.cfg.max_pieces) {
             return left;
         }
@@ -230,57 +234,6 @@ impl Inner {
             && node.memory.write(*rail, key, addr + placed as u64, &part, Want::RemoteWrite)
     }
 
-    /// The target hears an immediate; `false` without a RECV.
-    fn hear_immediate(&mut self, flow: usize, imm: Option<u32>, total: usize) -> bool {
-        let to = self.flows[flow].to;
-        let twice = self.cfg.sabotage == Some(Sabotage::RepeatedImmediate) && self.rng.chance(1, 20);
-        for _ in 0..=u32::from(twice) {
-            let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.pop_front()) else { return false };
-            let kind = CompletionKind::RecvImm(imm.unwrap_or_default());
-            self.push_completion(to, kind, WcStatus::Success, u64::from(slot.id), total as u32);
-        }
-        self.flows[flow].requests[0].heard = true;
-        true
-    }
-
-    /// A SEND right behind a WRITE that has not begun comes first.
-    fn let_send_overtake(&mut self, flow: usize) {
-        let requests = &mut self.flows[flow].requests;
-        let begun = requests[0].placed > 0 || !matches!(requests[0].request, Request::Write { .. });
-        if !begun && requests.get(1).is_some_and(|next| matches!(next.request, Request::Send { .. })) {
-            requests.swap(0, 1);
-        }
-    }
-
-    fn deliver_send(&mut self, flow: usize) {
-        let twice = self.cfg.sabotage == Some(Sabotage::RepeatedImmediate) && self.rng.chance(1, 20);
-        let Flow { to, rails: [_, rail], .. } = self.flows[flow];
-        for repeated in [false, true] {
-            if repeated && !twice {
-                break;
-            }
-            let Some(slot) = self.endpoint(to).and_then(|ep| ep.rq.front().copied()) else {
-                return self.no_recv(flow);
-            };
-            let Request::Send { bytes } = &self.flows[flow].requests[0].request else { return };
-            let len = bytes.len();
-            // A refusal breaks the target's endpoint, which flushes the slot.
-            if len > slot.len_bytes as usize {
-                return self.refuse(flow, WcStatus::RemoteLength, true);
-            }
-            if len > 0 && !self.nodes[to.0].memory.write(rail, slot.local_key, slot.addr, bytes, Want::Local)
-            {
-                return self.refuse(flow, WcStatus::RemoteAccess, true);
-            }
-            if let Some(ep) = self.endpoint(to) {
-                ep.rq.pop_front();
-            }
-            let id = u64::from(slot.id);
-            self.push_completion(to, CompletionKind::RecvSend, WcStatus::Success, id, len as u32);
-        }
-        self.delivered(flow, Some(Answer::Status(WcStatus::Success)));
-    }
-
     fn deliver_read(&mut self, flow: usize) {
         let Flow { to, rails: [_, rail], .. } = self.flows[flow];
         let Request::Read { addr, key, len } = self.flows[flow].requests[0].request else { return };
@@ -292,7 +245,7 @@ impl Inner {
         self.schedule_sample(flow, delay);
     }
 
-    fn delivered(&mut self, flow: usize, answer: Option<Answer>) {
+    pub(crate) fn delivered(&mut self, flow: usize, answer: Option<Answer>) {
         let Some(done) = self.flows[flow].requests.pop_front() else { return };
         if let Some(answer) = answer {
             self.flows[flow].answers.push_back((done.seq, answer));
@@ -304,17 +257,8 @@ impl Inner {
         }
     }
 
-    fn no_recv(&mut self, flow: usize) {
-        self.flows[flow].requests[0].rnr += 1;
-        if self.flows[flow].requests[0].rnr > self.cfg.rnr_retries {
-            self.refuse(flow, WcStatus::RnrExceeded, false);
-        } else {
-            self.schedule_deliver(flow, self.cfg.rnr_delay_ns);
-        }
-    }
-
     /// The first request is refused and nothing behind it is looked at; grave refusals break the target's endpoint too.
-    fn refuse(&mut self, flow: usize, status: WcStatus, grave: bool) {
+    pub(crate) fn refuse(&mut self, flow: usize, status: WcStatus, grave: bool) {
         // Answers return in order: READs taken before are served first (and find out for themselves).
         if self.flows[flow].answers.iter().any(|(_, answer)| matches!(answer, Answer::Sampling { .. })) {
             let gap = self.draw(self.cfg.read_delay_ns.clone());
@@ -329,6 +273,7 @@ impl Inner {
         self.nodes[to.0].counters.refused += 1;
         let state = &mut self.flows[flow];
         state.requests.clear();
+        state.heads.clear();
         state.dead = true;
         state.answers.push_back((seq, Answer::Status(status)));
         self.schedule_return(flow);
@@ -380,7 +325,7 @@ impl Inner {
 
     // ---- the initiator hears the answers
 
-    fn schedule_return(&mut self, flow: usize) {
+    pub(crate) fn schedule_return(&mut self, flow: usize) {
         if !std::mem::replace(&mut self.flows[flow].return_scheduled, true) {
             let latency = self.draw(self.cfg.latency_ns.clone());
             self.schedule(latency, Event::Return(flow));
@@ -474,7 +419,7 @@ impl Inner {
         }
     }
 
-    fn push_completion(
+    pub(crate) fn push_completion(
         &mut self,
         (node, endpoint): Qp,
         kind: CompletionKind,
@@ -549,15 +494,20 @@ impl Inner {
     }
 
     /// Nothing gets through any more. Answers that are complete may still arrive, unless they are lost as well.
-    fn flow_dead(&mut self, flow: usize, lose_answers: bool) {
+    pub(crate) fn flow_dead(&mut self, flow: usize, lose_answers: bool) {
         let state = &mut self.flows[flow];
         state.dead = true;
         state.requests.clear();
+        let (rests, target) = (!std::mem::take(&mut state.heads).is_empty(), state.to);
         let complete = state.answers.iter().position(|(_, answer)| matches!(answer, Answer::Sampling { .. }));
         state.answers.truncate(if lose_answers { 0 } else { complete.unwrap_or(state.answers.len()) });
         let initiator = state.from;
         if self.endpoint(initiator).is_some_and(|ep| ep.launched > 0) {
             self.schedule_give_up(flow);
+        }
+        if rests {
+            // The target has part of a message and will never have more.
+            self.fence(target);
         }
     }
 

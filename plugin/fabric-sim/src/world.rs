@@ -22,6 +22,8 @@ pub(crate) enum Event {
     Sample(usize),
     /// The first answer of a flow gets on at its initiator.
     Return(usize),
+    /// More of the rests of a flow gets to its target.
+    Arrive(usize),
     /// A fenced endpoint becomes quiet.
     Flush(Qp),
     /// An initiator has waited long enough.
@@ -40,6 +42,8 @@ pub(crate) struct Counters {
     pub completions: u64,
     pub bytes_placed: u64,
     pub refused: u64,
+    pub rests_placed: u64,
+    pub rests_dropped: u64,
 }
 
 pub(crate) struct Node {
@@ -102,6 +106,7 @@ impl Inner {
             Event::Return(flow) => (4, flow as u64),
             Event::Flush((node, id)) => (5, node as u64 ^ (u64::from(id.slot) << 32)),
             Event::GiveUp(flow) => (6, flow as u64),
+            Event::Arrive(flow) => (7, flow as u64),
         };
         self.note(self.now ^ (what << 56) ^ which.rotate_left(40));
         self.handle(event);

@@ -30,3 +30,13 @@ impl Harness for Simulated {
 }
 
 baton_fabric::conformance_tests!(Simulated(SimWorld::new(7, SimConfig::default())));
+
+/// With messages received in two steps.
+mod headed {
+    use super::*;
+
+    baton_fabric::conformance_tests!(Simulated(SimWorld::new(
+        7,
+        SimConfig { headed_bytes: 1 << 20, ..SimConfig::default() }
+    )));
+}

@@ -12,9 +12,9 @@ use baton_core::two_sided::setup::Place;
 use baton_fabric::Fabric;
 
 /// As long as a driver waits for a session to be resumed before it fails its transfers.
-const RESUME_NS: u64 = 1_500_000_000;
+pub(super) const RESUME_NS: u64 = 1_500_000_000;
 /// And then before it gives the session up.
-const REST_NS: u64 = 30_000_000_000;
+pub(super) const REST_NS: u64 = 30_000_000_000;
 
 impl Swarm {
     pub(super) fn gone(&self, node: usize) -> bool {

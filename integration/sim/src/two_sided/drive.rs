@@ -8,7 +8,7 @@ use crate::{Check, Neglect};
 use baton_core::two_sided::channel::Channel;
 use baton_core::two_sided::report::{TwoEnd, TwoEvent};
 use baton_core::two_sided::setup::Place;
-use baton_fabric::{Completion, Fabric};
+use baton_fabric::{Completion, CompletionKind, Fabric};
 use std::sync::Arc;
 
 /// Something for later.
@@ -137,6 +137,9 @@ impl Swarm {
                 let (world, cells) = (&self.world, &self.cells[node]);
                 let view = View { world, node, memory: &open.memory, slabs: &bounce.slabs, cells, gather };
                 open.channel.on_completion(now, completion, &view, &mut bounce.pool);
+                if completion.kind == CompletionKind::RecvMore {
+                    open.rests.more(completion.endpoint);
+                }
             }
             self.pump(way)?;
         }
@@ -151,11 +154,12 @@ impl Swarm {
 
     fn carry_out(&mut self, way @ (link, side): Way) -> Check {
         let now = self.now();
-        let (node, gather) = (self.links[link].nodes[side], self.links[link].shape.gather);
+        let (node, shape) = (self.links[link].nodes[side], self.links[link].shape);
+        let how = (shape.gather, shape.head_from);
         let page = self.links[link].sides[1 - side].open.as_ref().map_or((0, 0), |open| open.memory.page());
         if let Some(open) = &mut self.links[link].sides[side].open {
             let (fabric, cells) = (&self.fabrics[node], &self.cells[node]);
-            self.busy |= open.act(now, &self.world, fabric, &mut self.bounces[node], cells, page, gather)?;
+            self.busy |= open.act(now, &self.world, fabric, &mut self.bounces[node], cells, page, how)?;
         }
         let mut ended = None;
         while let Some(event) = self.channel(way).and_then(Channel::next_event) {
@@ -221,7 +225,14 @@ impl Swarm {
             }
         }
         open.channel.shut(&reason.to_string());
-        open.fence(&self.fabrics[node]);
+        open.ending = true;
+        if self.rng.chance(1, 2) {
+            // What is here is taken.
+            self.end_rests((link, side))?;
+        }
+        if let Some(open) = &mut self.links[link].sides[side].open {
+            open.fence(&self.fabrics[node]);
+        }
         self.tell(link, 1 - side);
         Ok(())
     }
@@ -249,9 +260,13 @@ impl Swarm {
         while !fabric.arm() {
             self.poll(node, 64)?;
         }
-        while self.links[link].sides[side].open.as_ref().is_some_and(|open| !open.copies.is_empty()) {
-            self.forget_copy(way);
-            self.copy(way, 0)?;
+        let works = |open: &Open| !open.copies.is_empty() || !open.rests.is_empty();
+        while self.links[link].sides[side].open.as_ref().is_some_and(works) {
+            if self.links[link].sides[side].open.as_ref().is_some_and(|open| !open.copies.is_empty()) {
+                self.forget_copy(way);
+                self.copy(way, 0)?;
+            }
+            self.end_rests(way)?;
         }
         self.carry_out(way)?;
         let Some(open) = self.links[link].sides[side].open.take() else { return Ok(()) };

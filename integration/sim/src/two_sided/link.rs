@@ -1,6 +1,7 @@
 //! Two channels that talk to each other, and what a driver does for them.
 
 use super::memory::{Bounce, ChannelMemory, View};
+use super::rests::Rests;
 use crate::Check;
 use crate::cells::Cells;
 use baton_core::two_sided::channel::{Channel, Durable, TwoStats};
@@ -26,6 +27,10 @@ pub(super) struct Shape {
     pub max_sge: u32,
     pub gather: bool,
     pub data_crc: bool,
+    /// Single blocks of so many bytes and more are sent with a head.
+    pub head_from: Option<u32>,
+    /// Whether each side receives them in two steps.
+    pub heads: [bool; 2],
     pub limits: TwoLimits,
 }
 
@@ -58,6 +63,8 @@ impl Shape {
                 reclaim_ms: rng.between(1, 20),
                 ..TwoLimits::default()
             },
+            head_from: rng.chance(2, 3).then(|| rng.between(1, 800) as u32),
+            heads: [rng.chance(3, 4), rng.chance(3, 4)],
         }
     }
 }
@@ -70,6 +77,8 @@ pub(super) struct Open {
     pub endpoints: Vec<EndpointId>,
     /// Copies that were handed out and have not ended.
     pub copies: Vec<PlaceJob>,
+    /// Rests that were not taken.
+    pub rests: Rests,
     /// Fenced.
     pub ending: bool,
 }
@@ -148,8 +157,14 @@ impl Link {
             let state = &mut self.sides[side];
             let durable = state.durable.take().unwrap_or_else(|| Durable::new(self.shape.limits));
             let channel = Channel::new(setup, durable, Nanos(world.now_ns()));
-            let copies = Vec::new();
-            state.open = Some(Open { channel, memory: prepared.memory, endpoints, copies, ending: false });
+            state.open = Some(Open {
+                channel,
+                memory: prepared.memory,
+                endpoints,
+                copies: Vec::new(),
+                rests: Rests::default(),
+                ending: false,
+            });
         }
         Ok(())
     }
@@ -181,6 +196,9 @@ impl Link {
         let mut two = Vec::new();
         for lane in 0..lanes {
             let made = make(config(false, sq, rq))?;
+            if self.shape.heads[usize::from(!active)] && !fabric.receive_heads(made.0) {
+                return Err("no heads are received here".into());
+            }
             let holder = Holder { peer: self.peer, lane: LaneId(lane) };
             let posted: Vec<_> = (0..first_recvs).filter_map(|_| bounce.pool.lend(holder)).collect();
             let recvs: Vec<_> =
@@ -275,7 +293,7 @@ impl Open {
         bounce: &mut Bounce,
         cells: &Cells,
         peer_page: (u64, u64),
-        gather: bool,
+        (gather, head_from): (bool, Option<u32>),
     ) -> Result<bool, String> {
         let node = fabric.node();
         let Bounce { pool, slabs, .. } = bounce;
@@ -285,7 +303,10 @@ impl Open {
         while let Some(action) = self.channel.next_action(now, &view, pool) {
             acted = true;
             match action {
-                TwoAction::Place(job) => self.copies.push(job),
+                TwoAction::Place(job) => match job.rest {
+                    Some(rest) => self.rests.push(rest, job),
+                    None => self.copies.push(job),
+                },
                 TwoAction::RecvData { endpoint, first, slots } => {
                     let recvs: Vec<_> = (first..)
                         .zip(slots)
@@ -308,7 +329,7 @@ impl Open {
                     let at = self.memory.control_send(seq, bytes.len());
                     post.bytes(endpoint, seq, ExtraOp::Send, (0, 0), at, bytes, &[])?;
                 }
-                TwoAction::SendData(send) => post.data(&send)?,
+                TwoAction::SendData(send) => post.data(&send, head_from)?,
             }
         }
         Ok(acted)
@@ -333,7 +354,7 @@ struct Post<'a> {
 }
 
 impl Post<'_> {
-    fn data(&self, send: &DataSend<'_>) -> Check {
+    fn data(&self, send: &DataSend<'_>, head_from: Option<u32>) -> Check {
         let mut prefix = send.prefix.to_vec();
         let spans = send.spans.iter();
         let parts: Vec<(u64, Vec<u8>)> = spans
@@ -346,15 +367,26 @@ impl Post<'_> {
             parts.iter().for_each(|(_, bytes)| append_data_crc(&mut prefix, bytes));
         }
         let lane = self.endpoints.iter().position(|endpoint| *endpoint == send.endpoint).unwrap_or(1) - 1;
+        // The header of a single block says all that the receiver needs to know.
+        let single = matches!(send.spans, [span] if head_from.is_some_and(|from| span.len >= from));
+        let headed = single && !send.data_crc;
+        let op = if headed { ExtraOp::SendHead } else { ExtraOp::Send };
         match send.source {
             Source::Bare => {
                 let at = self.view.memory.nop(lane, send.seq);
                 self.bytes(send.endpoint, send.seq, ExtraOp::Send, (0, 0), at, &prefix, &[])
             }
             Source::Slot(slot) => {
+                let head = prefix.len();
                 let whole: Vec<u8> =
                     prefix.into_iter().chain(parts.into_iter().flat_map(|(_, bytes)| bytes)).collect();
                 let at = self.view.slabs.place(slot, 0, whole.len());
+                if headed {
+                    let (addr, local_key) = self.view.slabs.place(slot, head, whole.len() - head);
+                    self.view.world.store(self.view.node, addr, &whole[head..]);
+                    let rest = Sge { addr, local_key, len_bytes: (whole.len() - head) as u32 };
+                    return self.bytes(send.endpoint, send.seq, op, (0, 0), at, &whole[..head], &[rest]);
+                }
                 self.bytes(send.endpoint, send.seq, ExtraOp::Send, (0, 0), at, &whole, &[])
             }
             Source::Gather(n) => {
@@ -367,7 +399,7 @@ impl Post<'_> {
                     .collect();
                 let gather = gather.ok_or("a span without a key is gathered")?;
                 let at = self.view.memory.prefix(n, prefix.len());
-                self.bytes(send.endpoint, send.seq, ExtraOp::Send, (0, 0), at, &prefix, &gather)
+                self.bytes(send.endpoint, send.seq, op, (0, 0), at, &prefix, &gather)
             }
         }
     }

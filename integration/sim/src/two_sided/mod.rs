@@ -5,6 +5,7 @@
 //! * a transfer that is done has placed exactly its bytes and nothing around them, and is reported once;
 //! * no byte lands after a transfer was reported, however it ended: its cells are handed out again;
 //! * a message is delivered once, not before its WRITE's bytes, never for a canceled transfer;
+//! * so with a rest, which is taken late, in order, straight to its place, or is lost with its endpoint and sent again;
 //! * notifications arrive in the order of sending, each exactly once, also across epochs, and each resolves once;
 //! * credit: nobody knows of more than was announced, announces more than was posted, takes more than was sent; at rest nothing is
 //!   missing, and the pools are back at their base;
@@ -25,6 +26,7 @@ mod death;
 mod drive;
 mod link;
 mod memory;
+mod rests;
 mod swarm;
 
 use crate::report::{Failure, Options};
@@ -83,6 +85,10 @@ reached! {
     nacks: "refusals",
     chunks_not_placed: "chunks not placed",
     notes_expired: "notifications expired",
+    heads_received: "heads received",
+    rests_taken: "rests taken",
+    rests_unwanted: "rests that were not wanted",
+    rests_lost: "rests lost with their endpoint",
     pool_expanded: "slabs made",
     pool_shrunk: "slabs given back",
     pool_revived: "slabs taken into use again",
@@ -108,6 +114,7 @@ impl TwoReached {
         self.chunks_not_placed +=
             counters.duplicate_chunks + counters.ended_chunks + counters.released_chunks;
         self.notes_expired += counters.notes_expired;
+        self.heads_received += counters.heads_received;
     }
 }
 

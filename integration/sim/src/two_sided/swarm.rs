@@ -68,6 +68,7 @@ impl Swarm {
             inline_bytes: options.inline_bytes.unwrap_or([0, 8, 64, 220][rng.below(4) as usize]),
             retry_timeout_ns: 20_000_000,
             max_message_bytes: 4224,
+            headed_bytes: 4096,
             sabotage: options.sabotage,
             ..SimConfig::default()
         };
@@ -239,7 +240,8 @@ impl Swarm {
                 let most = self.rng.between(1, 32) as usize;
                 self.poll(node, most)?;
             }
-            62..=71 => self.copy_some(way)?,
+            62..=67 => self.copy_some(way)?,
+            68..=71 => self.take_some(way)?,
             72..=81 => self.submit(way)?,
             82..=87 => self.notify(way)?,
             88..=90 => {
@@ -491,6 +493,7 @@ impl Swarm {
             for way in self.ways() {
                 self.pop(way, usize::MAX)?;
                 self.copy_some(way)?;
+                self.take_some(way)?;
                 if self.world.next_event_ns().is_none() {
                     self.look(way, true)?;
                 }

@@ -173,6 +173,10 @@ pub fn many_rests_are_taken_at_once_as_far_as_they_are_here(rig: &Rig) {
         let (whole, untaken) = rig.fabric(1).take(heads.to, &rests);
         assert!(whole <= rests.len() && matches!(untaken, None | Some(Untaken::Later)), "{untaken:?}");
         taken += whole;
+        if untaken == Some(Untaken::Later) {
+            // Time passes.
+            rig.step();
+        }
     }
     for (n, place) in places.iter().enumerate() {
         rig.expect(place, &heads.bytes[n..][..len(n)]);
