@@ -162,16 +162,21 @@ fn a_call_that_meets_the_back_off_of_a_failed_attempt_connects_when_it_is_over()
     assert!(a.connect("b", 20_000).expect("the next attempt comes after the back-off"));
 }
 
-#[test]
-fn an_engine_that_is_destroyed_sends_everybody_home_who_waits_for_it() {
-    // Accepts and never says a word.
+/// A listener that accepts and never says a word, and connection information of a peer "b" that leads there.
+fn mute_peer() -> (TcpListener, Vec<u8>) {
     let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let b = engine("b", &["tcp"]);
     let info = baton_core::wire::ConnInfo::decode(b.conn_info()).expect("own connection information");
     let candidates = vec![silent.local_addr().expect("bound").to_string()];
     let mute = baton_core::wire::ConnInfo { candidates, ..info };
+    (silent, mute.encode().expect("encode"))
+}
+
+#[test]
+fn an_engine_that_is_destroyed_sends_everybody_home_who_waits_for_it() {
+    let (silent, mute) = mute_peer();
     let a = Arc::new(engine("a", &["tcp"]));
-    a.load_remote(Some("b"), &mute.encode().expect("encode")).expect("load");
+    a.load_remote(Some("b"), &mute).expect("load");
     let waiting: Vec<_> = (0..8)
         .map(|_| {
             let a = Arc::clone(&a);
@@ -189,11 +194,7 @@ fn an_engine_that_is_destroyed_sends_everybody_home_who_waits_for_it() {
 
 #[test]
 fn callers_that_come_while_an_engine_is_destroyed_are_sent_home_as_well() {
-    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let b = engine("b", &["tcp"]);
-    let info = baton_core::wire::ConnInfo::decode(b.conn_info()).expect("own connection information");
-    let candidates = vec![silent.local_addr().expect("bound").to_string()];
-    let mute = baton_core::wire::ConnInfo { candidates, ..info }.encode().expect("encode");
+    let (silent, mute) = mute_peer();
     for _ in 0..100 {
         let a = engine("a", &["tcp"]);
         a.load_remote(Some("b"), &mute).expect("load");

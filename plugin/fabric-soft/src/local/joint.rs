@@ -215,6 +215,14 @@ mod tests {
         bytes.as_ptr().expose_provenance() as u64
     }
 
+    struct Stops<'a>(&'a AtomicBool);
+
+    impl Drop for Stops<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn open() -> Arc<LocalFabric> {
         LocalFabric::new(LocalConfig { copy_threads: 0, ..LocalConfig::default() }).unwrap()
     }
@@ -226,6 +234,8 @@ mod tests {
         let joint = Joint::new(true);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            // Also when something is wrong: the helpers end, and the test with them.
+            let _stops = Stops(&stop);
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
@@ -255,7 +265,6 @@ mod tests {
                 assert_eq!((to[0], to[total + 1]), (0xEE, 0xEE), "sentinels of round {round}");
                 assert!(!joint.is_ready() && !joint.help());
             }
-            stop.store(true, Ordering::Relaxed);
         });
     }
 
