@@ -13,6 +13,8 @@ pub enum Columns {
     BenchEngine,
     /// Percentiles, costs, and how the arms compare.
     Baton,
+    /// What an iteration is to the devices of both sides.
+    Counts,
 }
 
 type Column = (&'static str, fn(&Row) -> String);
@@ -68,12 +70,29 @@ const BATON: &[Column] = &[
     ("ratio", |row| row.ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()),
 ];
 
+/// "own + the target's".
+fn both(own: f64, target: f64) -> String {
+    format!("{own:.2} + {target:.2}")
+}
+
+const COUNTS: &[Column] = &[
+    ("size (B)", |row| row.size_bytes.to_string()),
+    ("batch", |row| row.batch.to_string()),
+    ("send WRs", |row| both(row.sends_per_iter, row.target_sends_per_iter)),
+    ("RECVs", |row| both(row.receives_per_iter, row.target_receives_per_iter)),
+    ("doorbells", |row| both(row.doorbells_per_iter, row.target_doorbells_per_iter)),
+    ("CQEs", |row| both(row.completions_per_iter, row.target_completions_per_iter)),
+    ("packets", |row| both(row.packets_per_iter, row.target_packets_per_iter)),
+    ("p50 (us)", |row| short(row.lat_p50_us)),
+];
+
 /// Rows below each other, in their order, with one set of columns.
 pub fn table_of(rows: &[Row], columns: Columns) -> String {
     let set = match columns {
         Columns::Nixlbench => NIXLBENCH,
         Columns::BenchEngine => BENCH_ENGINE,
         Columns::Baton => BATON,
+        Columns::Counts => COUNTS,
     };
     let mut cells = vec![["op".to_owned(), "arm".to_owned()].to_vec()];
     cells[0].extend(set.iter().map(|(name, _)| (*name).to_owned()));
@@ -190,6 +209,20 @@ mod tests {
         assert!(table.contains("Max BW (GB/s)") && table.contains("Min Lat (us)"), "{table}");
         let table = table_of(&rows, Columns::Baton);
         assert!(table.contains("p99.9 (us)") && table.contains("CPU s/GiB"), "{table}");
+    }
+
+    #[test]
+    fn counts_are_those_of_both_sides() {
+        let row = Row {
+            sends_per_iter: 2.0,
+            target_sends_per_iter: 0.06,
+            packets_per_iter: 3.06,
+            ..row("send", 1.0)
+        };
+        let table = table_of(&[row], Columns::Counts);
+        for text in ["send WRs", "RECVs", "doorbells", "CQEs", "packets", "2.00 + 0.06", "3.06 + 0.00"] {
+            assert!(table.contains(text), "{text} in\n{table}");
+        }
     }
 
     #[test]

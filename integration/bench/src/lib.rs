@@ -4,6 +4,7 @@
 //! only ratios within one such session mean anything.
 
 mod columns;
+mod counts;
 mod curves;
 mod figures;
 #[cfg(feature = "plot")]
@@ -14,6 +15,7 @@ mod row;
 mod stats;
 
 pub use columns::{Columns, ratios, table_of};
+pub use counts::Counts;
 pub use curves::{Curve, Panel, Point, panels, points_of};
 pub use figures::{Figures, FiguresRecord, condense_figures, table_of_figures};
 pub use records::{Peer, Record, Sample, condense, table};

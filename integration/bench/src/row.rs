@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::counts::Counts;
 use crate::records::Sample;
 use crate::stats::{Summary, median};
 
@@ -20,6 +21,8 @@ pub struct Round {
     pub machine_cpu_s: f64,
     /// The median iteration in microseconds: what others on the machine disturb least.
     pub p50_us: f64,
+    /// What both sides did, the initiator first.
+    pub counts: [Counts; 2],
 }
 
 /// Everything that an arm was measured to do in one case.
@@ -64,7 +67,7 @@ impl Rounds {
 
 /// One case of one arm. All times are in microseconds, all rates in gigabytes (10⁹ bytes) per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Row {
     /// What tells this arm from the others, e.g. `imm`.
     pub arm: String,
@@ -139,6 +142,26 @@ pub struct Row {
     pub cpu_s_per_gib: f64,
     /// CPU seconds of the machine for a GiB, with what the kernel did in nobody's name.
     pub machine_cpu_s_per_gib: f64,
+    /// Work requests of send queues for an iteration, at the initiator; these and the following are 0 where nothing is counted.
+    pub sends_per_iter: f64,
+    /// RECVs posted, at the initiator.
+    pub receives_per_iter: f64,
+    /// Calls that handed either to a device, at the initiator.
+    pub doorbells_per_iter: f64,
+    /// Entries taken from completion queues, at the initiator.
+    pub completions_per_iter: f64,
+    /// Packets that the initiator's ports sent.
+    pub packets_per_iter: f64,
+    /// The same at the target.
+    pub target_sends_per_iter: f64,
+    /// The same at the target.
+    pub target_receives_per_iter: f64,
+    /// The same at the target.
+    pub target_doorbells_per_iter: f64,
+    /// The same at the target.
+    pub target_completions_per_iter: f64,
+    /// Packets that the target's ports sent.
+    pub target_packets_per_iter: f64,
     /// Speed over that of the first arm, round by round, median; none for that arm itself.
     pub ratio: Option<f64>,
 }
@@ -159,6 +182,7 @@ impl Row {
         self.block_avg_us = sum(|round| round.took_s) * 1e6 / (self.iters * self.batch).max(1) as f64;
         self.cpu_s_per_gib = sum(|round| round.cpu_s) / gib;
         self.machine_cpu_s_per_gib = sum(|round| round.machine_cpu_s) / gib;
+        self.count(&measured.rounds);
         let latency = Summary::of(measured.latency_us);
         let gb_per_s = |us: f64| if us > 0.0 { self.total_bytes as f64 / us / 1e3 } else { 0.0 };
         (self.max_bw_gb_per_s, self.avg_bw_gb_per_s) = (gb_per_s(latency.min), gb_per_s(latency.avg));
@@ -171,6 +195,21 @@ impl Row {
         (self.tx_avg_us, self.tx_p99_us) = (tx.avg, tx.p99);
         self.first_p50_us = Summary::of(measured.first_us).p50;
         self.rounded()
+    }
+
+    fn count(&mut self, rounds: &[Round]) {
+        let iters = self.iters.max(1) as f64;
+        let [own, target] =
+            [0, 1].map(|side| rounds.iter().fold(Counts::default(), |sum, round| sum + round.counts[side]));
+        let each = |count: u64| count as f64 / iters;
+        (self.sends_per_iter, self.receives_per_iter) = (each(own.sends), each(own.receives));
+        (self.doorbells_per_iter, self.completions_per_iter) = (each(own.doorbells), each(own.completions));
+        self.packets_per_iter = each(own.packets);
+        (self.target_sends_per_iter, self.target_receives_per_iter) =
+            (each(target.sends), each(target.receives));
+        (self.target_doorbells_per_iter, self.target_completions_per_iter) =
+            (each(target.doorbells), each(target.completions));
+        self.target_packets_per_iter = each(target.packets);
     }
 
     /// With six digits: more are not meaningful, and so many are the same number in every format.
@@ -197,6 +236,16 @@ impl Row {
             &mut self.first_p50_us,
             &mut self.cpu_s_per_gib,
             &mut self.machine_cpu_s_per_gib,
+            &mut self.sends_per_iter,
+            &mut self.receives_per_iter,
+            &mut self.doorbells_per_iter,
+            &mut self.completions_per_iter,
+            &mut self.packets_per_iter,
+            &mut self.target_sends_per_iter,
+            &mut self.target_receives_per_iter,
+            &mut self.target_doorbells_per_iter,
+            &mut self.target_completions_per_iter,
+            &mut self.target_packets_per_iter,
         ]
         .into_iter()
         .chain(self.ratio.as_mut())
@@ -249,6 +298,10 @@ mod tests {
             cpu_s: 2.0 * took,
             machine_cpu_s: *took,
             p50_us: 5e3 * took,
+            counts: [
+                Counts { sends: 20, receives: 10, doorbells: 10, completions: 11, packets: 31 },
+                Counts { packets: 5, ..Counts::default() },
+            ],
         };
         Rounds {
             rounds: seconds.iter().map(round).collect(),
@@ -282,6 +335,11 @@ mod tests {
         );
         assert_eq!((row.prep_avg_us, row.post_avg_us, row.tx_p99_us, row.first_p50_us), (2.0, 0.5, 9.0, 5.0));
         near(row.max_bw_gb_per_s, f64::from(4 << 20) / 10.0 / 1e3);
+        assert_eq!((row.sends_per_iter, row.receives_per_iter, row.doorbells_per_iter), (2.0, 1.0, 1.0));
+        assert_eq!(
+            (row.completions_per_iter, row.packets_per_iter, row.target_packets_per_iter),
+            (1.1, 3.1, 0.5)
+        );
         near(row.block_avg_us, 3.5e6 / 120.0);
         near(row.cpu_s_per_gib, 7.0 * GIB / (30.0 * f64::from(4 << 20)));
     }

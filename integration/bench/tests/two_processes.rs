@@ -90,6 +90,33 @@ fn the_bare_loop_and_memcpy_move_the_same_blocks_and_come_first_and_last() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: run it in the guest"]
+fn a_bare_queue_pair_over_rdma_writes_the_same_blocks_with_as_many_work_requests() {
+    let devices = std::env::var("RIG_DEVICES").expect("RIG_DEVICES: two devices, separated by a comma");
+    let (own, target) = devices.split_once(',').expect("two devices");
+    let rows = rows(&format!(
+        "--fabric verbs --devices {own} --target-devices {target} --op write --sizes 4096,24 --batch 3 --iters 20 --rounds 2 \
+         --warmup 4 --notify off,send,imm --message-bytes 0 --rivals"
+    ));
+    let arms: Vec<&str> = rows.iter().take(6).map(|row| row.arm.as_str()).collect();
+    assert_eq!(arms, ["baton off", "baton send", "baton imm", "qp off", "qp send", "qp imm"]);
+    assert_eq!(rows.len(), 12);
+    for row in &rows {
+        assert_eq!((row.iters, row.rounds, row.batch), (20, 2, 3), "{row:?}");
+        // Three WRITEs, and a SEND where it tells; an engine may add WRITEs that announce credit.
+        let (wanted, told) = match row.notify.as_str() {
+            "off" => (3.0, 0.0),
+            "imm" => (3.0, 1.0),
+            _ => (4.0, 1.0),
+        };
+        let credit = if row.backend == "queue pair" { 0.0 } else { 1.0 };
+        assert!((wanted..=wanted + credit).contains(&row.sends_per_iter), "{row:?}");
+        assert!(row.doorbells_per_iter >= 1.0 && row.packets_per_iter >= wanted, "{row:?}");
+        assert!((told..=told + credit).contains(&row.target_completions_per_iter), "{row:?}");
+    }
+}
+
+#[test]
 fn lists_of_blocks_move_the_same_blocks_as_descriptors() {
     let rows = rows(
         "--fabric tcp --sizes 4096 --batch 6 --iters 8 --rounds 2 --prepare-each --prepare-once --enable-sess --disable-sess",

@@ -81,6 +81,12 @@ const CHECKS: &[Check] = &[
     ),
     quick("two processes, notifications by SEND", What::Tests(TWO.0, TWO.1, "transfers::"), SEND, 120),
     quick("two processes, two-sided", What::Tests(TWO.0, TWO.1, "transfers::"), TWO_SIDED, 120),
+    quick(
+        "the benchmark beside a bare queue pair",
+        What::Tests("baton-bench", "two_processes", "over_rdma"),
+        PATIENT,
+        60,
+    ),
     quick("the stock NIXL wheel", What::Nixl("demo.py", "--quick"), PATIENT, 200),
     long("memory lock limit", What::Tests(TWO.0, TWO.1, "memlock::"), PATIENT, 60),
     long("loss and delay", What::Tests(TWO.0, TWO.1, "faults::lost faults::delayed"), PATIENT, 200),

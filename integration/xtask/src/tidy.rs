@@ -47,7 +47,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
         ],
     ),
     ("baton-nixl", &["baton-host", "baton-abi"]),
-    ("baton-bench", &["baton-host"]),
+    ("baton-bench", &["baton-host", "baton-verbs"]),
     ("baton-sim", &["baton-core", "baton-fabric", "baton-fabric-sim"]),
     ("baton-tests", &["baton-host", "baton-abi", "baton-core"]),
     ("baton-fuzz", &["baton-core", "baton-fabric"]),

@@ -61,7 +61,7 @@ pub(crate) struct Endpoint {
     /// The GID that it was connected with.
     pub gid: Mutex<Option<crate::choose::Gid>>,
     send: Mutex<Send>,
-    recv: Mutex<RecvChain>,
+    recv: Mutex<Receive>,
     /// Sequence behind the last work request handed to the device.
     posted: AtomicU64,
     /// RECVs posted that have not completed.
@@ -77,6 +77,31 @@ pub(crate) struct Endpoint {
 
 struct Send {
     chain: SendChain,
+    posted: Posted,
+}
+
+struct Receive {
+    chain: RecvChain,
+    posted: Posted,
+}
+
+/// What was handed to the device; marks that end a fenced queue are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Posted {
+    /// Work requests of send queues.
+    pub sends: u64,
+    /// RECVs.
+    pub receives: u64,
+    /// Calls that handed over either.
+    pub doorbells: u64,
+}
+
+impl std::ops::AddAssign for Posted {
+    fn add_assign(&mut self, other: Posted) {
+        self.sends += other.sends;
+        self.receives += other.receives;
+        self.doorbells += other.doorbells;
+    }
 }
 
 impl Endpoint {
@@ -102,8 +127,11 @@ impl Endpoint {
             read_depth,
             max_sge,
             gid: Mutex::new(None),
-            send: Mutex::new(Send { chain: SendChain::with_capacity(CHAIN) }),
-            recv: Mutex::new(RecvChain::with_capacity(RECV_CHAIN)),
+            send: Mutex::new(Send { chain: SendChain::with_capacity(CHAIN), posted: Posted::default() }),
+            recv: Mutex::new(Receive {
+                chain: RecvChain::with_capacity(RECV_CHAIN),
+                posted: Posted::default(),
+            }),
             posted: AtomicU64::new(0),
             recvs_outstanding: AtomicU32::new(0),
             fenced: AtomicBool::new(false),
@@ -147,6 +175,13 @@ impl Endpoint {
         self.is_fenced() && (drained || self.lost.load(Ordering::Acquire))
     }
 
+    /// What it has handed to the device so far.
+    pub fn posted_so_far(&self) -> Posted {
+        let mut all = self.send.lock().posted;
+        all += self.recv.lock().posted;
+        all
+    }
+
     /// Posts a batch in order.
     pub fn post(&self, batch: &Batch<'_>) -> Result<(), PostError> {
         let mut send = self.send.lock();
@@ -158,7 +193,7 @@ impl Endpoint {
             let checked = extra.check_gather(self.max_sge, self.rail.max_message_bytes);
             checked.map_err(|error| PostError { taken: 0, error })?;
         }
-        let chain = &mut send.chain;
+        let Send { chain, posted } = &mut *send;
         let mut left = batch.work;
         let mut seq = batch.first_seq;
         // Before the doorbell: a completion may come at once and is unwrapped by it.
@@ -187,7 +222,10 @@ impl Endpoint {
                 }
             }
             // SAFETY: the caller keeps the memory of templates and staged extras until completion or the endpoint's destruction; inline bytes are copied in the call.
-            unsafe { self.qp.post_send(chain) }.map_err(|e| self.post_failed(before, &e))?;
+            let answer = unsafe { self.qp.post_send(chain) };
+            posted.sends += answer.as_ref().map_or_else(|e| e.taken, |()| chain.len()) as u64;
+            posted.doorbells += 1;
+            answer.map_err(|e| self.post_failed(before, &e))?;
             if last {
                 break;
             }
@@ -250,10 +288,11 @@ impl Endpoint {
 
     /// Posts RECVs in order.
     pub fn post_recv(&self, slots: &[RecvSlot]) -> Result<(), FabricError> {
-        let mut chain = self.recv.lock();
+        let mut recv = self.recv.lock();
         if self.is_fenced() {
             return Err(FabricError::Invalid(format!("{:?} on {}: it is fenced", self.id, self.rail)));
         }
+        let Receive { chain, posted } = &mut *recv;
         for part in slots.chunks(RECV_CHAIN) {
             chain.clear();
             for slot in part {
@@ -263,7 +302,10 @@ impl Endpoint {
             // Before the doorbell, as one may be consumed at once.
             self.recvs_outstanding.fetch_add(part.len() as u32, Ordering::AcqRel);
             // SAFETY: the caller keeps the slots' memory until completion or the endpoint's destruction.
-            if let Err(e) = unsafe { self.qp.post_recv(&mut chain) } {
+            let answer = unsafe { self.qp.post_recv(chain) };
+            posted.receives += answer.as_ref().map_or_else(|e| e.taken, |()| part.len()) as u64;
+            posted.doorbells += 1;
+            if let Err(e) = answer {
                 self.recvs_outstanding.fetch_sub((part.len() - e.taken) as u32, Ordering::AcqRel);
                 let text = format!("RECVs of queue pair {} on {}: {e}", self.qp.number(), self.rail);
                 return Err(FabricError::System(text));

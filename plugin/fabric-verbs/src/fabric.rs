@@ -2,7 +2,7 @@
 
 use crate::choose::{AckTime, FabricAddress, Rail, rails};
 use crate::config::VerbsConfig;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Posted};
 use crate::flush::Flusher;
 use crate::memory::{Registrations, Vram};
 use crate::queue::{Counters, Queue};
@@ -52,6 +52,8 @@ pub struct VerbsFabric {
     pub(crate) flusher: Arc<Flusher>,
     pub(crate) wake: Wake,
     pub(crate) counters: Arc<Counters>,
+    /// What queue pairs that are gone had handed to their devices.
+    posted_before: Mutex<Posted>,
     /// How devices and GIDs were chosen, for whoever asks.
     notes: Vec<String>,
     /// Pairings that have been told to the log.
@@ -113,6 +115,7 @@ impl VerbsFabric {
             memory: Registrations::default(),
             wake,
             counters: Arc::default(),
+            posted_before: Mutex::default(),
             notes,
             told: Mutex::default(),
             looked_at_devices: Mutex::new(Instant::now()),
@@ -154,6 +157,14 @@ impl VerbsFabric {
         while Arc::strong_count(&endpoint) > 1 {
             std::thread::yield_now();
         }
+        *self.posted_before.lock() += endpoint.posted_so_far();
+    }
+
+    /// What all queue pairs, those that are gone too, have handed to their devices.
+    fn posted(&self) -> Posted {
+        let mut all = *self.posted_before.lock();
+        self.endpoints.all().iter().for_each(|endpoint| all += endpoint.posted_so_far());
+        all
     }
 
     pub(crate) fn take_down(&self, made: Vec<Arc<Endpoint>>) {
@@ -387,6 +398,7 @@ impl Fabric for VerbsFabric {
             .collect();
         let (registrations, memory_regions) = self.memory.count();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let posted = self.posted();
         json!({
             "rails": rails,
             "notes": self.notes,
@@ -394,6 +406,9 @@ impl Fabric for VerbsFabric {
             "completion_queues": self.queues.read().len(),
             "registrations": registrations,
             "memory_regions": memory_regions,
+            "sends_posted": posted.sends,
+            "receives_posted": posted.receives,
+            "doorbells": posted.doorbells,
             "completions": count(&self.counters.completions),
             "errors": count(&self.counters.errors),
             "completion_queue_errors": count(&self.counters.queue_errors),

@@ -133,8 +133,11 @@ fn a_chain_that_stops_in_the_middle_tells_exactly_what_was_taken() {
     a.post(ours[0], &batch(&work, 0)).expect("post");
     assert_eq!(completions(&a, 1)[0].seq, 7);
     assert_eq!(target.now(), vec![1; 8 * 64]);
+    let told = |name: &str| a.stats()[name].as_u64().expect("a counter");
+    assert_eq!((told("sends_posted"), told("doorbells")), (5 + 8, 2), "of queue pairs that are gone too");
     end(&a, &ours);
     end(&b, &theirs);
+    assert_eq!((told("sends_posted"), told("receives_posted"), told("doorbells")), (5 + 8, 0, 2));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod output;
 mod peers;
 mod perftest;
 mod plan;
+mod queue_pair;
 mod remote;
 mod rivals;
 mod run;

@@ -125,8 +125,9 @@ pub struct Options {
     /// WRITEs of 1 KiB to 1 MiB without notification, with SEND and with immediates; by default one block at a time and without a message.
     #[arg(long, conflicts_with_all = ["all", "notify", "enable_notification"])]
     pub seed_table: bool,
-    /// Also moves the same blocks without an engine: pulled by a bare loop of process_vm_readv in the process that is
-    /// written to, and by memcpy within one process, each by one thread and by two. Ratios are to the bare loop.
+    /// Also moves the same blocks without an engine. Over local: pulled by a bare loop of process_vm_readv in the process
+    /// that is written to, and by memcpy within one process, each by one thread and by two; ratios are to the bare loop.
+    /// Over verbs: written over one bare queue pair, with the same notifications.
     #[arg(long)]
     pub rivals: bool,
     /// Which tables are printed, separated by commas.
@@ -236,6 +237,8 @@ pub enum ColumnsWord {
     Nixlbench,
     BenchEngine,
     Baton,
+    /// Work requests, doorbells, completions and packets of an iteration: the initiator's + the target's.
+    Counts,
 }
 
 /// Bytes of a block.
@@ -297,6 +300,10 @@ impl Options {
                 return Err(
                     "--rivals with --target-command: they need both processes on this machine".to_owned()
                 );
+            }
+            let reads = self.op.contains(&OpWord::Read);
+            if self.settings.fabric.as_deref() == Some("verbs") && reads {
+                return Err("--rivals over verbs with --op read: they only write".to_owned());
             }
         }
         let two = self.json.as_deref().zip(self.csv.as_deref());

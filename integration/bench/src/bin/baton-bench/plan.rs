@@ -133,6 +133,17 @@ impl Plan {
         (managed + usize::from(managed < self.setups.len())) as u64
     }
 
+    /// The notifications of all arms.
+    pub fn notifications(&self) -> Vec<Notify> {
+        let mut all = Vec::new();
+        for arm in &self.arms {
+            if !all.contains(&arm.notify) {
+                all.push(arm.notify);
+            }
+        }
+        all
+    }
+
     /// Whether the target takes notifications in every arm: polling for them costs something in those without, too.
     pub fn listens(&self) -> bool {
         self.arms.iter().any(|arm| arm.notify != Notify::Off)

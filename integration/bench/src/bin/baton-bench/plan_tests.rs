@@ -64,7 +64,7 @@ fn what_does_not_exist_is_refused_with_what_does() {
     refused("--op append", &["--op", "write, read"]);
     refused("--notify maybe", &["--notify", "off, imm, send"]);
     refused("--fabric udp", &["--fabric udp", "verbs, local and tcp"]);
-    refused("--columns all", &["--columns", "nixlbench, bench-engine, baton"]);
+    refused("--columns all", &["--columns", "nixlbench, bench-engine, baton, counts"]);
 }
 
 #[test]
@@ -80,6 +80,7 @@ fn contradictions_are_refused() {
     refused("--rivals --threads 2", &["--rivals", "--threads 2", "one iteration after the other"]);
     refused("--rivals --depth 2", &["--rivals", "--depth 2"]);
     refused("--rivals --target-command ssh", &["--rivals", "--target-command", "on this machine"]);
+    refused("--rivals --fabric verbs", &["--rivals over verbs", "--op read"]);
     refused("--requests 2 --depth 4", &["--requests 2", "--depth 4"]);
     refused("--set notify=send", &["--set notify", "--notify"]);
     refused("--set verbose", &["--set", "NAME=VALUE"]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Outcome;
 use crate::engine::{Settings, Setup};
-use crate::target::{Answer, Order};
+use crate::target::{Answer, Order, Spent};
 
 /// How to start it.
 pub struct How<'a> {
@@ -111,10 +111,10 @@ impl Remote {
         self.child.id()
     }
 
-    /// CPU time of its process so far.
-    pub fn cpu(&mut self) -> Outcome<Duration> {
-        match self.ask(&Order::Cpu)? {
-            Answer::Cpu(time) => Ok(time),
+    /// What it has spent so far.
+    pub fn spent(&mut self) -> Outcome<Spent> {
+        match self.ask(&Order::Spent)? {
+            Answer::Spent(spent) => Ok(spent),
             other => Err(format!("the target says {other:?}")),
         }
     }

@@ -7,15 +7,16 @@ use baton_host::{Engine, ErrorCode, RemoteRegion, Status};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::bare::Words;
-use crate::engine::name;
+use crate::engine::{name, port, stats};
 use crate::first;
 use crate::loops::{Bench, Blocks, Laps, Lists, absorb};
 use crate::memory::{Layout, Pool, Pools};
 use crate::options::{ColumnsWord, Notify, OpWord, Options};
 use crate::plan::{Arm, Case, Loops, Plan, available_memory};
+use crate::queue_pair::{self, Address, End};
 use crate::remote::Remote;
 use crate::rivals::{Bout, Field, Kind, RIVALS};
-use crate::target::{Answer, Order, SIDE};
+use crate::target::{Answer, Order, SIDE, Spent};
 use crate::{Outcome, cpu, output};
 
 /// Seeds of both sides' memory.
@@ -53,6 +54,7 @@ struct Held {
 enum Contender<'a> {
     Engine(Bench<'a>),
     Rival(Bout<'a>),
+    QueuePair(queue_pair::Bout<'a>),
 }
 
 /// A case of an arm with everything that was measured of it.
@@ -87,8 +89,7 @@ fn open(options: &Options, plan: Plan) -> Outcome<(Remote, Run<'_>)> {
 }
 
 fn session(engine: &Engine) -> Outcome<Session> {
-    let stats: serde_json::Value =
-        serde_json::from_str(&engine.stats().map_err(said)?).map_err(|error| error.to_string())?;
+    let stats = stats(engine)?;
     let session = &stats["peers"][0]["session"];
     let fabric = session["fabric"].as_str().ok_or_else(|| format!("no session in {stats}"))?;
     Ok(Session {
@@ -186,7 +187,7 @@ impl Run<'_> {
         if warmup > 0 {
             bench.run(threads as usize, warmup)?;
         }
-        let times = measured(remote, iters * threads, |_| bench.run(threads as usize, iters))?;
+        let times = self.measured(remote, None, iters * threads, |_| bench.run(threads as usize, iters))?;
         if listens {
             let each = if bench.arm.batched { 1 } else { bench.blocks[0].local.len() as u64 };
             let told = if bench.arm.notify == Notify::Off { 0 } else { each };
@@ -207,6 +208,55 @@ impl Run<'_> {
             OpWord::Write => remote.tell(&Order::Check(engine, THEIRS, OWN)),
             OpWord::Read => pools.of(engine).0.check(OWN, THEIRS, false),
         }
+    }
+
+    /// A bare queue pair to the target's memory, for engines over verbs.
+    fn pair(&self, remote: &mut Remote, held: &Held) -> Outcome<(End, Address)> {
+        let engine = self.engines.first().ok_or("no engine")?;
+        let end = End::new(port(engine)?, held.pools.of(0).0)?;
+        let Answer::QueuePair(peer) = remote.ask(&Order::QueuePair)? else {
+            return Err("the target has no queue pair".to_owned());
+        };
+        end.connect(&peer)?;
+        remote.tell(&Order::ConnectQueuePair(end.address()))?;
+        Ok((end, peer))
+    }
+
+    /// One way to notify over the bare queue pair; whether it moves every byte is found out before.
+    fn pair_bout<'a>(
+        &self,
+        remote: &mut Remote,
+        pools: &Pools,
+        pair: &'a (End, Address),
+        notify: Notify,
+        requests: u64,
+    ) -> Outcome<queue_pair::Bout<'a>> {
+        let patience = Duration::from_secs(self.options.patience);
+        let mut bout = queue_pair::Bout { end: &pair.0, peer: &pair.1, notify, begun: 0, patience };
+        if self.options.check {
+            let label = bout.label();
+            let wrong = |reason| format!("{label}: {reason}");
+            self.fill(remote, pools)?;
+            self.pair_round(remote, &mut bout, 0, requests).map_err(wrong)?;
+            self.compare(remote, pools, 0, OpWord::Write).map_err(wrong)?;
+        }
+        Ok(bout)
+    }
+
+    fn pair_round(
+        &self,
+        remote: &mut Remote,
+        bout: &mut queue_pair::Bout<'_>,
+        warmup: u64,
+        iters: u64,
+    ) -> Outcome<Rounds> {
+        bout.begin(remote)?;
+        if warmup > 0 {
+            bout.run(warmup)?;
+        }
+        let times = self.measured(remote, Some(bout.end), iters, |_| bout.run(iters))?;
+        bout.end(remote, warmup + iters)?;
+        Ok(times)
     }
 
     /// What moves blocks without an engine, in the order in which it stands before and after the arms.
@@ -233,7 +283,7 @@ impl Run<'_> {
         let Field { copy, writes, .. } = bout.field;
         self.fill(remote, pools)?;
         copy.fill(COPY);
-        rival_round(remote, bout, 0, requests)?;
+        self.rival_round(remote, bout, 0, requests)?;
         match bout.rival.kind {
             Kind::Memcpy => copy.check(COPY, OWN, *writes),
             Kind::Bare => self.compare(remote, pools, 0, op),
@@ -244,7 +294,12 @@ impl Run<'_> {
     fn case(&self, remote: &mut Remote, case: Case, progress: &ProgressBar) -> Outcome<Vec<Measured>> {
         let loops = self.plan.loops(self.options, case)?;
         let held = self.hold(remote, case.layout(self.options, loops))?;
-        let field = self.options.rivals.then(|| self.field(case, &held)).transpose()?;
+        let over_verbs = self.sessions.iter().all(|session| session.fabric == "verbs");
+        let rivals = self.options.rivals;
+        let field = (rivals && !over_verbs).then(|| self.field(case, &held)).transpose()?;
+        let pair = (rivals && over_verbs && case.op == OpWord::Write)
+            .then(|| self.pair(remote, &held))
+            .transpose()?;
         let mut arms = Vec::new();
         for arm in &self.plan.arms {
             let (mut bench, prep_us) = self.bench(*arm, case, &held.blocks[arm.engine])?;
@@ -267,6 +322,12 @@ impl Run<'_> {
             let at = if number == 0 { 0 } else { arms.len() };
             arms.insert(at, (Contender::Rival(bout), Rounds::default()));
         }
+        if let Some(pair) = &pair {
+            for notify in self.plan.notifications() {
+                let bout = self.pair_bout(remote, &held.pools, pair, notify, loops.requests)?;
+                arms.push((Contender::QueuePair(bout), Rounds::default()));
+            }
+        }
         if self.options.check {
             self.fill(remote, &held.pools)?;
         }
@@ -277,7 +338,8 @@ impl Run<'_> {
                 let (contender, measured) = &mut arms[(turn + round as usize) % count];
                 let times = match contender {
                     Contender::Engine(bench) => self.round(remote, bench, loops.warmup, loops.iters)?,
-                    Contender::Rival(bout) => rival_round(remote, bout, loops.warmup, loops.iters)?,
+                    Contender::Rival(bout) => self.rival_round(remote, bout, loops.warmup, loops.iters)?,
+                    Contender::QueuePair(bout) => self.pair_round(remote, bout, loops.warmup, loops.iters)?,
                 };
                 absorb(measured, times);
                 progress.inc(1);
@@ -302,6 +364,7 @@ impl Run<'_> {
             let row = match contender {
                 Contender::Engine(bench) => self.describe(bench.arm, case),
                 Contender::Rival(bout) => describe_rival(&bout, case),
+                Contender::QueuePair(bout) => describe_pair(&bout, case),
             };
             rows.push(Measured { row: row.measured(rounds.clone(), first), rounds });
         }
@@ -331,41 +394,70 @@ impl Run<'_> {
             ..Row::default()
         }
     }
+
+    /// The iterations of one round that count, `iters` in all, with what they cost.
+    fn measured(
+        &self,
+        remote: &mut Remote,
+        pair: Option<&End>,
+        iters: u64,
+        run: impl FnOnce(&mut Remote) -> Outcome<Laps>,
+    ) -> Outcome<Rounds> {
+        let ours = || Spent::now(&self.engines, pair);
+        let (before, machine) = ([ours()?, remote.spent()?], cpu::of_machine());
+        let laps = run(remote)?;
+        let machine_then = cpu::of_machine();
+        let after = [ours()?, remote.spent()?];
+        let cpu = |[own, target]: [Spent; 2]| own.cpu + target.cpu;
+        let mut times = laps.times;
+        times.rounds = vec![Round {
+            iters,
+            took_s: (laps.ended - laps.started).as_secs_f64(),
+            cpu_s: cpu(after).saturating_sub(cpu(before)).as_secs_f64(),
+            machine_cpu_s: machine_then.saturating_sub(machine).as_secs_f64(),
+            p50_us: Summary::of(times.latency_us.clone()).p50,
+            counts: [0, 1].map(|side| after[side].counts - before[side].counts),
+        }];
+        Ok(times)
+    }
+
+    /// The same as a round of an arm, without an engine.
+    fn rival_round(
+        &self,
+        remote: &mut Remote,
+        bout: &mut Bout<'_>,
+        warmup: u64,
+        iters: u64,
+    ) -> Outcome<Rounds> {
+        bout.begin(remote)?;
+        let times = (|| {
+            if warmup > 0 {
+                bout.run(remote.pid(), 0, warmup)?;
+            }
+            self.measured(remote, None, iters, |remote| bout.run(remote.pid(), warmup, iters))
+        })();
+        // Where the target failed, it knows why.
+        bout.end(remote)?;
+        times
+    }
 }
 
-/// The iterations of one round that count, `iters` in all, with what they cost.
-fn measured(
-    remote: &mut Remote,
-    iters: u64,
-    run: impl FnOnce(&mut Remote) -> Outcome<Laps>,
-) -> Outcome<Rounds> {
-    let (theirs, ours, machine) = (remote.cpu()?, cpu::of_process(), cpu::of_machine());
-    let laps = run(remote)?;
-    let (ours_then, machine_then) = (cpu::of_process(), cpu::of_machine());
-    let cpu = (ours_then + remote.cpu()?).saturating_sub(ours + theirs);
-    let mut times = laps.times;
-    times.rounds = vec![Round {
-        iters,
-        took_s: (laps.ended - laps.started).as_secs_f64(),
-        cpu_s: cpu.as_secs_f64(),
-        machine_cpu_s: machine_then.saturating_sub(machine).as_secs_f64(),
-        p50_us: Summary::of(times.latency_us.clone()).p50,
-    }];
-    Ok(times)
-}
-
-/// The same as a round of an arm, without an engine.
-fn rival_round(remote: &mut Remote, bout: &mut Bout<'_>, warmup: u64, iters: u64) -> Outcome<Rounds> {
-    bout.begin(remote)?;
-    let times = (|| {
-        if warmup > 0 {
-            bout.run(remote.pid(), 0, warmup)?;
-        }
-        measured(remote, iters, |remote| bout.run(remote.pid(), warmup, iters))
-    })();
-    // Where the target failed, it knows why.
-    bout.end(remote)?;
-    times
+fn describe_pair(bout: &queue_pair::Bout<'_>, case: Case) -> Row {
+    Row {
+        arm: bout.label(),
+        backend: "queue pair".to_owned(),
+        fabric: "verbs".to_owned(),
+        op: case.op.word().to_owned(),
+        notify: bout.notify.word().to_owned(),
+        prepare: "once".to_owned(),
+        transfer: "batch".to_owned(),
+        lanes: 1,
+        threads: 1,
+        depth: 1,
+        size_bytes: case.size,
+        batch: case.batch,
+        ..Row::default()
+    }
 }
 
 fn describe_rival(bout: &Bout<'_>, case: Case) -> Row {
@@ -434,6 +526,7 @@ fn report(options: &Options, run: &Run<'_>, measured: &[Measured]) -> Outcome<()
             ColumnsWord::Nixlbench => Columns::Nixlbench,
             ColumnsWord::BenchEngine => Columns::BenchEngine,
             ColumnsWord::Baton => Columns::Baton,
+            ColumnsWord::Counts => Columns::Counts,
         };
         println!("\n{}", table_of(&rows, columns).trim_end());
     }

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use baton_bench::Counts;
 use baton_host::Engine;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::bare::{Answering, Work};
-use crate::engine::{Settings, Setup, name};
+use crate::engine::{Settings, Setup, counts, name, port};
 use crate::memory::{Layout, Pools};
+use crate::queue_pair::{Address, End, Receiving};
 use crate::{Outcome, cpu, messages};
 
 /// What its agents' names begin with.
@@ -56,8 +58,16 @@ pub enum Order {
     Answer(Work),
     /// Wait until its threads, which were told to end, have done so.
     Answered,
-    /// Tell the CPU time so far.
-    Cpu,
+    /// Make a bare queue pair for its memory.
+    QueuePair,
+    /// Connect it.
+    ConnectQueuePair(Address),
+    /// Begin to take what comes over it.
+    Receive,
+    /// Wait until so many messages have come since then, and stop.
+    Received(u64),
+    /// Tell what it has spent so far.
+    Spent,
 }
 
 /// What it answers, a line each.
@@ -75,10 +85,27 @@ pub enum Answer {
     },
     /// It is done.
     Done,
-    /// CPU time of its process.
-    Cpu(Duration),
+    /// Its bare queue pair.
+    QueuePair(Address),
+    /// What it has spent.
+    Spent(Spent),
     /// Why it could not.
     Failed(String),
+}
+
+/// CPU time of a process, and what it did to devices.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Spent {
+    pub cpu: Duration,
+    pub counts: Counts,
+}
+
+impl Spent {
+    /// So far.
+    pub fn now(engines: &[Engine], pair: Option<&End>) -> Outcome<Spent> {
+        let counts = counts(engines)? + pair.map(End::counts).unwrap_or_default();
+        Ok(Spent { cpu: cpu::of_process(), counts })
+    }
 }
 
 /// A thread that takes notifications.
@@ -92,6 +119,8 @@ struct Target<'a> {
     options: &'a Options,
     look: Duration,
     // Dropped before the engines.
+    pair: Option<Arc<End>>,
+    receiving: Option<Receiving>,
     pools: Option<Pools>,
     answering: Option<Answering>,
     listener: Option<Listener>,
@@ -172,13 +201,28 @@ impl Target<'_> {
                     Some(Answering::start(self.pools.as_ref().ok_or_else(none)?.of(0).0, &work)?);
             }
             Order::Answered => self.answering.take().ok_or("it was not told to answer")?.end()?,
-            Order::Cpu => return Ok(Answer::Cpu(cpu::of_process())),
+            Order::QueuePair => {
+                let pool = self.pools.as_ref().ok_or_else(none)?.of(0).0;
+                let end = self.pair.insert(Arc::new(End::new(port(self.first()?)?, pool)?));
+                return Ok(Answer::QueuePair(end.address()));
+            }
+            Order::ConnectQueuePair(peer) => self.pair()?.connect(&peer)?,
+            Order::Receive => self.receiving = Some(Receiving::start(self.pair()?, self.look)),
+            Order::Received(count) => {
+                let receiving = self.receiving.take().ok_or("it was not told to receive")?;
+                receiving.end(count, PATIENCE)?;
+            }
+            Order::Spent => return Ok(Answer::Spent(Spent::now(&self.engines, self.pair.as_deref())?)),
         }
         Ok(Answer::Done)
     }
 
     fn first(&self) -> Outcome<&Engine> {
         self.engines.first().ok_or_else(|| "no engine yet".to_owned())
+    }
+
+    fn pair(&self) -> Outcome<&Arc<End>> {
+        self.pair.as_ref().ok_or_else(|| "no queue pair yet".to_owned())
     }
 
     fn open(&mut self, setups: &[Setup]) -> Outcome<Answer> {
@@ -191,7 +235,7 @@ impl Target<'_> {
     }
 
     fn hold(&mut self, layout: Layout) -> Outcome<Answer> {
-        self.pools = None;
+        (self.pair, self.pools) = (None, None);
         let pools = self.pools.insert(Pools::new(&self.engines, &self.managed, layout)?);
         let all = || (0..self.engines.len()).map(|engine| pools.of(engine));
         let blobs = all().map(|(pool, place)| pool.export(place)).collect::<Outcome<_>>()?;
@@ -208,8 +252,17 @@ fn say(answer: &Answer) -> Outcome<()> {
 /// Obeys until its input ends.
 pub fn serve(options: &Options) -> Outcome<()> {
     let look = Duration::from_micros(options.look_us);
-    let (engines, managed) = (Vec::new(), Vec::new());
-    let mut target = Target { options, look, pools: None, answering: None, listener: None, engines, managed };
+    let mut target = Target {
+        options,
+        look,
+        pair: None,
+        receiving: None,
+        pools: None,
+        answering: None,
+        listener: None,
+        engines: Vec::new(),
+        managed: Vec::new(),
+    };
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
         let order = serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))?;
