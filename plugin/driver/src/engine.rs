@@ -5,6 +5,7 @@ use crate::config::{Config, candidates, encode_conn_info, fabric_addresses, host
 use crate::err;
 use crate::error::Result;
 use crate::halt::Halt;
+use crate::host_calls::HostCalls;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::landed::Landed;
 use crate::listen::{HalfOpen, ListenSpec};
@@ -96,7 +97,7 @@ impl Driver {
             credit_waiters: Mutex::new(VecDeque::with_capacity(QUEUED_PEERS)),
             credit_waiters_count: AtomicUsize::new(0),
             credit_dirty: Mutex::new(Vec::with_capacity(QUEUED_PEERS)),
-            last_caller_poll_ns: AtomicU64::new(0),
+            host_calls: HostCalls::default(),
             listener,
             listener_resumes_ns: AtomicU64::new(0),
             conn_info,

@@ -18,6 +18,7 @@ mod epoch;
 mod error;
 mod halt;
 mod hand_over;
+mod host_calls;
 mod host_copy;
 mod inbox;
 mod landed;

@@ -264,8 +264,9 @@ impl Shared {
 
     /// As above, and what arrives may go straight to the host.
     pub(crate) fn caller_polls_for(self: &Arc<Self>, host: &mut Option<HandOver<'_>>) -> bool {
+        self.host_calls.count();
         let Some(mut poller) = self.poller.try_lock() else {
-            self.note_caller_poll();
+            self.host_calls.looked(self.clock.now());
             return false;
         };
         let moved = self.poll_locked(&mut poller, host);
@@ -275,18 +276,8 @@ impl Shared {
         if poller.unnoted >= NOTE_EVERY {
             poller.unnoted = 0;
             drop(poller);
-            self.note_caller_poll();
+            self.host_calls.looked(self.clock.now());
         }
         moved
-    }
-
-    fn note_caller_poll(&self) {
-        self.last_caller_poll_ns.store(self.clock.now().0, Ordering::Relaxed);
-    }
-
-    /// Whether the host polled within the last `within_ns`.
-    pub(crate) fn is_polled_by_caller(&self, within_ns: u64) -> bool {
-        let last = self.last_caller_poll_ns.load(Ordering::Relaxed);
-        last != 0 && self.clock.now().0.saturating_sub(last) < within_ns
     }
 }

@@ -1,6 +1,7 @@
 //! The service thread: sleeps on events, never spins. It accepts connections, reads lifelines, serves the software
 //! fabrics and keeps the timers.
 
+use crate::host_calls::HostWatch;
 use crate::lifeline::{Input, Lifeline};
 use crate::shared::Shared;
 use baton_core::Nanos;
@@ -13,10 +14,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// While the host polled this recently, the service thread leaves the fabrics to it.
-const CALLER_POLLS_NS: u64 = 300_000;
-/// How long the service thread then sleeps before it looks again.
-const CALLER_POLLS_SLEEP_NS: u64 = 1_000_000;
 /// Re-reading of credit pages while something waits for credit.
 const CREDIT_WAIT_SLEEP_NS: u64 = 500_000;
 /// Memory of large transfers that nobody used for so long, or twice, goes back.
@@ -35,15 +32,14 @@ const LISTENER: u64 = 0;
 impl Shared {
     /// The thread's body.
     pub(crate) fn service(self: &Arc<Self>) {
-        let mut armed = false;
+        let (mut armed, mut host) = (false, HostWatch::default());
         let mut tend_spares = self.clock.now().plus_ms(SPARES_MS);
         while !self.is_stopping() {
             self.fabrics.iter().for_each(|fabric| fabric.tend());
-            let timeout_ns = self.tend_fabrics(&mut armed);
-            if timeout_ns > 0 {
-                self.sleep(timeout_ns, armed);
+            let timeout_ns = self.tend_fabrics(&mut armed, &mut host);
+            if timeout_ns == 0 || self.sleep(timeout_ns, armed) {
+                self.handle_descriptors();
             }
-            self.handle_descriptors();
             self.read_unread_lifelines();
             self.hook.run();
             self.run_timers();
@@ -56,13 +52,14 @@ impl Shared {
     }
 
     /// Serves and polls; answers how long the thread may sleep.
-    fn tend_fabrics(self: &Arc<Self>, armed: &mut bool) -> u64 {
-        if self.is_polled_by_caller(CALLER_POLLS_NS) {
+    fn tend_fabrics(self: &Arc<Self>, armed: &mut bool, host: &mut HostWatch) -> u64 {
+        let now = self.clock.now();
+        if host.host_is_at_it(&self.host_calls, now) {
             if std::mem::take(armed) {
                 self.fabrics.iter().for_each(|fabric| fabric.disarm());
             }
             self.flush_credit();
-            return CALLER_POLLS_SLEEP_NS;
+            return host.leave_for_ns(now);
         }
         let mut more = false;
         for fabric in &self.fabrics {
@@ -85,7 +82,8 @@ impl Shared {
         self.next_timer().map_or(MAX_SLEEP_NS, |at| at.since(self.clock.now()).clamp(1, MAX_SLEEP_NS))
     }
 
-    fn sleep(&self, timeout_ns: u64, armed: bool) {
+    /// Until something happens or the time is over; whether a listener or lifeline has something.
+    fn sleep(&self, timeout_ns: u64, armed: bool) -> bool {
         let mut fds = Vec::with_capacity(2 + self.fabrics.len());
         fds.push(PollFd::new(&self.wake_fd, PollFlags::IN));
         fds.push(PollFd::new(&self.epoll, PollFlags::IN));
@@ -107,6 +105,7 @@ impl Shared {
             // Only empties the counter; a race with another wake leaves it readable, which is right.
             let _drained = rustix::io::read(&self.wake_fd, &mut [0u8; 8]);
         }
+        !fds[1].revents().is_empty()
     }
 
     /// Makes the service thread look around.

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::err;
 use crate::error::{Error, Result};
 use crate::halt::Halt;
+use crate::host_calls::HostCalls;
 use crate::inbox::{Hook, Inbox, Notification};
 use crate::landed::Landed;
 use crate::lifeline::LifelineHandle;
@@ -95,7 +96,7 @@ pub(crate) struct Shared {
     pub credit_waiters: Mutex<VecDeque<Arc<Peer>>>,
     pub credit_waiters_count: AtomicUsize,
     pub credit_dirty: Mutex<Vec<Arc<Peer>>>,
-    pub last_caller_poll_ns: AtomicU64,
+    pub host_calls: HostCalls,
     pub listener: TcpListener,
     /// When a resting listener is watched again; 0 while it is.
     pub listener_resumes_ns: AtomicU64,

@@ -1,14 +1,12 @@
 //! The progress thread, where the host permits one: spins for a while after the last work, so that a host that sleeps
 //! still gets low latency; never while the host itself polls.
 
+use crate::host_calls::HostWatch;
 use crate::shared::Shared;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// While the host polled this recently, spinning would only fight it for the core.
-const CALLER_POLLS_NS: u64 = 300_000;
 
 /// Where the progress thread rests.
 #[derive(Default)]
@@ -46,12 +44,14 @@ impl Spinner {
 impl Shared {
     pub(crate) fn spin(self: &Arc<Self>) {
         let spin = Duration::from_micros(u64::from(self.config.spin_us));
+        let mut host = HostWatch::default();
         while !self.is_stopping() {
             self.spinner.wait_for_work(self);
             let mut last_work = Instant::now();
             while last_work.elapsed() < spin
                 && !self.is_stopping()
-                && !self.is_polled_by_caller(CALLER_POLLS_NS)
+                // Spinning would only fight it for the core.
+                && !host.host_is_at_it(&self.host_calls, self.clock.now())
             {
                 if self.poll() {
                     last_work = Instant::now();

@@ -185,6 +185,7 @@ impl Shared {
             state.submit(now, xfer, tell)?;
             self.pump_at(now, peer, &mut state);
             drop(state);
+            self.host_calls.count();
             self.spinner.kick();
             return Ok(());
         }
