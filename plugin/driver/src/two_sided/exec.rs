@@ -50,8 +50,7 @@ impl Executor {
         let mut rails: Vec<u8> = setup.lanes.iter().map(|lane| fabric.rail(lane.endpoint)).collect();
         rails.sort_unstable();
         rails.dedup();
-        let heads = fabric.caps().headed_bytes != 0
-            && setup.lanes.iter().all(|lane| fabric.receive_heads(lane.endpoint));
+        let heads = setup.lanes.iter().all(|lane| fabric.receive_heads(lane.endpoint));
         let post = Post::new(fabric, Arc::clone(&slabs), area, regions, &setup, heads);
         let rests = Rests::new(&setup, heads);
         let channel = Channel::new(setup, durable, now);

@@ -550,12 +550,15 @@ impl Inner {
     }
 }
 
+/// More than this a peer is not believed to have waiting: sums of loads stay far below 2⁶⁴.
+const MAX_PENDING_BYTES: u64 = 1 << 40;
+
 /// The load of what the pulling side of an endpoint still has to move, as far as the peer is to be believed.
 fn pending(endpoint: &Endpoint, bulk_done: u64) -> u64 {
     let Some(link) = endpoint.live_link() else { return 0 };
     let entries =
         link.ring.tail().wrapping_sub(endpoint.served.load(Ordering::Acquire)).min(link.ring.depth());
-    let bytes = link.ring.bulk().wrapping_sub(bulk_done).min(1 << 40);
+    let bytes = link.ring.bulk().wrapping_sub(bulk_done).min(MAX_PENDING_BYTES);
     let inbound = if entries == 0 { 0 } else { load(entries, bytes) };
     inbound + endpoint.send.lock().read_load()
 }
