@@ -53,6 +53,10 @@ counted! {
     fn counted_post_128(engine: &Driver, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
         engine.post(xfer, message).expect("posted")
     }
+    /// A notification without a message is the immediate alone.
+    fn counted_post_empty(engine: &Driver, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
+        engine.post(xfer, message).expect("posted")
+    }
     fn counted_post_quiet(engine: &Driver, xfer: &Arc<Xfer>, message: Option<&[u8]>) {
         engine.post(xfer, message).expect("posted")
     }
@@ -216,6 +220,8 @@ fn main() {
     engines.finish(&one);
     step("post_128", 128, || engines.finish_all([&many]), |()| counted_post_128(a, &many, message));
     engines.finish(&many);
+    step("post_empty", 1, || engines.finish_all([&one]), |()| counted_post_empty(a, &one, Some(&[])));
+    engines.finish(&one);
     step("post_quiet", 1, || engines.finish_all([&one]), |()| counted_post_quiet(a, &one, None));
     engines.finish(&one);
     let posted = || {
