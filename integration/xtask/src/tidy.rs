@@ -88,6 +88,9 @@ const UNSAFE_ROOMS: &[&str] = &[
 const VERBS_ROOM: &str = "bindings/verbs/";
 const VERBS_PREFIX: &str = "ibv_";
 
+/// Crates whose build needs packages that a new machine does not have.
+const NEEDS_HEADERS: &[&str] = &["rdma-sys", "clang-sys", "bindgen"];
+
 /// A file past this is two files.
 const MAX_LINES: usize = 700;
 /// Generated or legal texts that may be longer.
@@ -116,6 +119,7 @@ pub fn run() -> Outcome<()> {
     let files = tracked_files()?;
     let mut faults = top_level(&files);
     faults.extend(names()?);
+    faults.extend(first_build()?);
     for file in &files {
         faults.extend(inspect(file)?);
     }
@@ -164,6 +168,16 @@ fn names() -> Outcome<Vec<String>> {
         }
     }
     Ok(faults)
+}
+
+/// This program installs what everything else needs, so on a new machine it must build without.
+fn first_build() -> Outcome<Vec<String>> {
+    let mut tree = cargo();
+    tree.args(["tree", "--locked", "-p", "xtask", "--edges", "normal,build", "--prefix", "none"]);
+    let named = output(&mut tree)?;
+    let names = named.lines().filter_map(|line| line.split(' ').next());
+    let found: BTreeSet<&str> = names.filter(|name| NEEDS_HEADERS.contains(name)).collect();
+    Ok(found.into_iter().map(|one| format!("xtask: builds {one}, which needs headers or libclang")).collect())
 }
 
 fn inspect(file: &str) -> Outcome<Vec<String>> {
