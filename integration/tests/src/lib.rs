@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -62,8 +63,10 @@ pub(crate) fn building() -> File {
     file
 }
 
-/// An empty directory for `name`, until the next run of the tests.
+/// A new, empty directory, whose name begins with `name`, until the next run of the tests. No two calls share one: tests of a
+/// program run at the same time.
 pub fn scratch(name: &str) -> PathBuf {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
     // What earlier processes left goes first.
     for entry in std::fs::read_dir(scratch_root()).expect("a directory").flatten() {
         let left = entry.file_name().to_string_lossy().rsplit_once('-').and_then(|(_, pid)| pid.parse().ok());
@@ -71,7 +74,8 @@ pub fn scratch(name: &str) -> PathBuf {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
-    let directory = scratch_root().join(format!("{name}-{}", std::process::id()));
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let directory = scratch_root().join(format!("{name}-{call}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).expect("scratch directory");
     directory
@@ -161,4 +165,19 @@ where
 /// Bytes of a program as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_one_name_do_not_disturb_each_other() {
+        let first = scratch("twice");
+        std::fs::write(first.join("kept"), "by the first test").expect("written");
+        let second = scratch("twice");
+        assert_ne!(first, second);
+        assert_eq!(std::fs::read_dir(&second).expect("a directory").count(), 0);
+        assert_eq!(std::fs::read_to_string(first.join("kept")).expect("still there"), "by the first test");
+    }
 }
