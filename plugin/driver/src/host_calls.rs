@@ -8,8 +8,10 @@ const RECENT_NS: u64 = 300_000;
 /// Shortest time over which calls are counted.
 const WINDOW_NS: u64 = 1_000_000;
 /// A host that calls so often within a window's time is at it, however long each call takes: over a soft device a post
-/// may take as long as its transfer.
+/// may take as long as its transfer, so posts count as well...
 const CALLS_PER_WINDOW: u64 = 2;
+/// ...but a post moves on nothing else: of the calls so many must have looked for completions.
+const LOOKS_PER_WINDOW: u64 = 1;
 /// For how long a host that is at it is left alone before the next look: a quarter of the time for which it has been, within
 /// these. Each look takes a processor from somebody, and a host that stops is missed for two of them at most.
 const LEAVE_NS: std::ops::RangeInclusive<u64> = 1_000_000..=4_000_000;
@@ -17,18 +19,28 @@ const LEAVE_NS: std::ops::RangeInclusive<u64> = 1_000_000..=4_000_000;
 /// Calls of the host that move work on.
 #[derive(Default)]
 pub(crate) struct HostCalls {
-    /// Lost when two threads call at once: only whether there are many is of interest.
-    count: AtomicU64,
+    /// Some are lost when two threads call at once: only whether there are many is of interest.
+    looks: AtomicU64,
+    posts: AtomicU64,
     looked_ns: AtomicU64,
 }
 
+fn one_more(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
 impl HostCalls {
-    /// One more, whatever came of it.
-    pub fn count(&self) {
-        self.count.store(self.count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    /// It posted something.
+    pub fn post(&self) {
+        one_more(&self.posts);
     }
 
-    /// One looked for completions, and the time is known.
+    /// It looks for completions, and moves on what it finds.
+    pub fn look(&self) {
+        one_more(&self.looks);
+    }
+
+    /// It has looked, and the time is known.
     pub fn looked(&self, now: Nanos) {
         self.looked_ns.store(now.0, Ordering::Relaxed);
     }
@@ -37,7 +49,8 @@ impl HostCalls {
 /// What one of the engine's threads has seen of the host.
 #[derive(Default)]
 pub(crate) struct HostWatch {
-    count: u64,
+    looks: u64,
+    posts: u64,
     since: Nanos,
     busy: bool,
     /// Since when it has been at it, look after look.
@@ -49,10 +62,12 @@ impl HostWatch {
     pub fn host_is_at_it(&mut self, calls: &HostCalls, now: Nanos) -> bool {
         let past_ns = now.since(self.since);
         if past_ns >= WINDOW_NS {
-            let count = calls.count.load(Ordering::Relaxed);
-            let made = count.wrapping_sub(self.count);
-            self.busy = made >= CALLS_PER_WINDOW.saturating_mul(past_ns / WINDOW_NS);
-            (self.count, self.since) = (count, now);
+            let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let (looks, posts, windows) = (read(&calls.looks), read(&calls.posts), past_ns / WINDOW_NS);
+            let looked = looks.wrapping_sub(self.looks);
+            let called = looked.saturating_add(posts.wrapping_sub(self.posts));
+            self.busy = looked >= LOOKS_PER_WINDOW * windows && called >= CALLS_PER_WINDOW * windows;
+            (self.looks, self.posts, self.since) = (looks, posts, now);
         }
         let looked = calls.looked_ns.load(Ordering::Relaxed);
         let at_it = self.busy || (looked != 0 && now.0.saturating_sub(looked) < RECENT_NS);
@@ -87,7 +102,7 @@ mod tests {
         let (calls, mut watch) = (HostCalls::default(), HostWatch::default());
         assert!(!watch.host_is_at_it(&calls, Nanos(100 * MS)));
         for window in 1..10 {
-            (0..CALLS_PER_WINDOW).for_each(|_| calls.count());
+            (calls.post(), calls.look());
             let now = Nanos((100 + window) * MS);
             assert!(watch.host_is_at_it(&calls, now), "{window}");
             assert!(
@@ -119,12 +134,27 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_only_posts_moves_nothing_on() {
+        let (calls, mut watch) = (HostCalls::default(), HostWatch::default());
+        assert!(!watch.host_is_at_it(&calls, Nanos(MS)));
+        for window in 2..100 {
+            (0..10).for_each(|_| calls.post());
+            // Now and then it looks for one of them.
+            if window % 10 == 0 {
+                calls.look();
+            }
+            let at_it = watch.host_is_at_it(&calls, Nanos(window * MS));
+            assert_eq!(at_it, window % 10 == 0, "{window}");
+        }
+    }
+
+    #[test]
     fn some_calls_in_a_long_time_are_not_many() {
         let (calls, mut watch) = (HostCalls::default(), HostWatch::default());
         assert!(!watch.host_is_at_it(&calls, Nanos(MS)));
-        (0..100).for_each(|_| calls.count());
+        (0..100).for_each(|_| calls.look());
         assert!(!watch.host_is_at_it(&calls, Nanos(1001 * MS)), "100 in a second");
-        (0..100).for_each(|_| calls.count());
+        (0..100).for_each(|_| calls.look());
         assert!(watch.host_is_at_it(&calls, Nanos(1011 * MS)), "100 in ten milliseconds");
     }
 }

@@ -264,7 +264,7 @@ impl Shared {
 
     /// As above, and what arrives may go straight to the host.
     pub(crate) fn caller_polls_for(self: &Arc<Self>, host: &mut Option<HandOver<'_>>) -> bool {
-        self.host_calls.count();
+        self.host_calls.look();
         let Some(mut poller) = self.poller.try_lock() else {
             self.host_calls.looked(self.clock.now());
             return false;

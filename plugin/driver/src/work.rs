@@ -185,7 +185,7 @@ impl Shared {
             state.submit(now, xfer, tell)?;
             self.pump_at(now, peer, &mut state);
             drop(state);
-            self.host_calls.count();
+            self.host_calls.post();
             self.spinner.kick();
             return Ok(());
         }

@@ -246,3 +246,43 @@ fn engines_of_either_backend_live_in_one_process_and_one_with_both_serves_each()
     told.sort_unstable();
     assert_eq!(told, [1, 2]);
 }
+
+/// Posts of a host that never looks.
+const UNWATCHED: usize = 2000;
+
+#[test]
+fn a_host_that_goes_on_posting_and_never_looks_is_served_by_its_engine() {
+    for fabric in ["local", "tcp", "tcp two-sided"] {
+        let (a, b) = pair(&[fabric]);
+        let (own, theirs) = (Buffer::new(&a, 64, 1), Buffer::new(&b, 64, 2));
+        let (of_a, of_b) = (Buffer::new(&a, 4096, 3), Buffer::new(&b, 4096, 4));
+        let imported = import(&a, "b", &b, &theirs);
+        let one = || scattered(&a, Op::Write, "b", &own, &theirs, imported, 64);
+        let unwatched: Vec<_> = (0..UNWATCHED).map(|_| one()).collect();
+        let served = scattered(&b, Op::Write, "a", &of_b, &of_a, import(&b, "a", &a, &of_a), 512);
+        let (posting, mut rounds) = (AtomicBool::new(true), 0u32);
+        within(Duration::from_secs(120), "the service of the peer", || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for xfer in &unwatched {
+                        a.post(xfer, None).expect("post");
+                        // A host at its own pace, some posts a millisecond.
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                    posting.store(false, Ordering::Relaxed);
+                });
+                while posting.load(Ordering::Relaxed) {
+                    b.post(&served, None).expect("post");
+                    done(&b, &served);
+                    rounds += 1;
+                }
+            });
+            unwatched.iter().for_each(|xfer| done(&a, xfer));
+        });
+        assert!(rounds >= 100, "{fabric}: the peer got through {rounds} times while {UNWATCHED} were posted");
+        assert_eq!(of_a.read(), reversed(&of_b.read(), 512), "{fabric}");
+        assert_eq!(theirs.read(), own.read(), "{fabric}");
+        of_a.assert_guards();
+        theirs.assert_guards();
+    }
+}

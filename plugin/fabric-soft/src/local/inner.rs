@@ -427,9 +427,10 @@ impl Inner {
         let n = self.collect(out, &mut cursors.completions);
         if n == 0 {
             cursors.idle += 1;
-            // A caller that only polls must hear of dead peers as well.
+            // A caller that only polls must hear of dead peers as well. The bell is the sleeper's: who rang has taken note that it sleeps
+            // no more, and rings again only when it has been up.
             if cursors.idle.is_multiple_of(IDLE_POLLS) {
-                self.take_events();
+                self.take_events(false);
             }
         }
         drop(cursors);
@@ -478,7 +479,7 @@ impl Inner {
     pub fn arm(&self) -> bool {
         for _ in 0..ARM_ATTEMPTS {
             self.door.sleep();
-            self.take_events();
+            self.take_events(true);
             self.harvest();
             if !self.is_idle() {
                 break;
@@ -494,14 +495,16 @@ impl Inner {
 
     // ---- events: the doorbell, the timer, deaths
 
-    fn take_events(&self) {
+    /// `sleeper`: whoever the bell wakes is at it.
+    fn take_events(&self, sleeper: bool) {
         let mut buffer =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok(n) = epoll::wait(&self.events, &mut buffer[..], Some(&now)) else { return };
         for event in &buffer[..n] {
             match event.data.u64() {
-                TOKEN_DOORBELL => sys::drain(self.door.event()),
+                TOKEN_DOORBELL if sleeper => sys::drain(self.door.event()),
+                TOKEN_DOORBELL => {}
                 TOKEN_TIMER => {
                     sys::drain(&self.timer);
                     self.retry_stalled();

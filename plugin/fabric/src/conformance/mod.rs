@@ -183,5 +183,6 @@ behaviours! {
     wake::{
         a_sleeping_service_thread_is_woken_by_every_message,
         arm_refuses_to_sleep_on_waiting_completions,
+        a_poller_does_not_take_the_sleepers_bell,
     }
 }

@@ -5,6 +5,8 @@ use crate::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROUNDS: u32 = 300;
+/// Looks in vain after which a fabric has looked at everything that it looks at now and then.
+const IDLE_LOOKS: u32 = 10_000;
 
 /// Serves and polls, and sleeps without a time limit of its own whenever the fabric allows it, until one immediate has come.
 fn wait_asleep(fabric: &dyn Fabric, expected: u32) {
@@ -64,6 +66,40 @@ pub fn a_sleeping_service_thread_is_woken_by_every_message(rig: &Rig) {
             });
         }
     });
+}
+
+/// The host's thread looks while the service thread sleeps, and takes what woke it before it has run.
+pub fn a_poller_does_not_take_the_sleepers_bell(rig: &Rig) {
+    let Some(fd) = rig.fabric(1).event_fd() else { return };
+    let [a, b] = rig.pair();
+    rig.recvs(1, b, 0..2);
+    let target = rig.block(1, 64);
+    rig.stop_service();
+    let mut sender = Sender::new(rig, 0, a);
+    let mut out = [Completion::EMPTY; 8];
+    let give_up = std::time::Instant::now() + PATIENCE;
+    let in_time = |what: &str| assert!(std::time::Instant::now() < give_up, "{what}");
+    while rig.fabric(1).poll(&mut out) > 0 || !rig.fabric(1).arm() {
+        rig.fabric(1).serve(1 << 20);
+        in_time("nothing is there, and it may not sleep");
+    }
+    sender.post(&[], None, Some(extra(ExtraOp::WriteImm(1), &[7; 8], &target, 0)), true);
+    let mut arrived = 0;
+    let mut idle = 0;
+    while arrived == 0 || idle < IDLE_LOOKS {
+        rig.fabric(0).serve(1 << 20);
+        let n = rig.fabric(1).poll(&mut out);
+        arrived += out[..n].iter().filter(|c| c.kind == CompletionKind::RecvImm(1)).count();
+        idle = if n == 0 { idle + 1 } else { 0 };
+        in_time("the first message has not come");
+    }
+    // From here on nobody looks but who is woken.
+    sender.post(&[], None, Some(extra(ExtraOp::WriteImm(2), &[8; 8], &target, 0)), true);
+    while !sleep_on(fd, std::time::Duration::from_millis(1)) {
+        rig.fabric(0).serve(1 << 20);
+        in_time("the second message wakes nobody");
+    }
+    wait_asleep(rig.fabric(1), 2);
 }
 
 pub fn arm_refuses_to_sleep_on_waiting_completions(rig: &Rig) {

@@ -127,7 +127,7 @@ pub struct Options {
     pub seed_table: bool,
     /// Also moves the same blocks without an engine. Over local: pulled by a bare loop of process_vm_readv in the process
     /// that is written to, and by memcpy within one process, each by one thread and by two; ratios are to the bare loop.
-    /// Over verbs: written over one bare queue pair, with the same notifications.
+    /// Over verbs: written over one bare queue pair, with an immediate or a SEND of 8 bytes whatever --message-bytes says.
     #[arg(long)]
     pub rivals: bool,
     /// Which tables are printed, separated by commas.
@@ -237,7 +237,8 @@ pub enum ColumnsWord {
     Nixlbench,
     BenchEngine,
     Baton,
-    /// Work requests, doorbells, completions and packets of an iteration: the initiator's + the target's.
+    /// Work requests, doorbells, completions and packets of an iteration over verbs: the initiator's + the target's. Packets
+    /// are those of all ports that a side uses, whoever sent them: --devices and --target-devices tell the sides apart.
     Counts,
 }
 
@@ -303,7 +304,7 @@ impl Options {
             }
             let reads = self.op.contains(&OpWord::Read);
             if self.settings.fabric.as_deref() == Some("verbs") && reads {
-                return Err("--rivals over verbs with --op read: they only write".to_owned());
+                return Err("--rivals over verbs with --op read: they only write; add --op write".to_owned());
             }
         }
         let two = self.json.as_deref().zip(self.csv.as_deref());
