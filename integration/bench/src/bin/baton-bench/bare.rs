@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 use crate::memory::{Layout, Pool};
-use crate::target::pause;
+use crate::target::between_looks;
 
 /// Threads of one side at most.
 pub const MAX_THREADS: usize = 2;
@@ -122,9 +122,9 @@ impl Drop for Words {
     }
 }
 
-/// Between two looks at a word, as the engine's loop waits between two looks at a request.
+/// Between two looks at a word.
 pub fn spin(looks: u32) {
-    if looks.is_multiple_of(16) { pause(std::time::Duration::ZERO) } else { std::hint::spin_loop() }
+    between_looks(std::time::Duration::ZERO, looks);
 }
 
 /// The part of a request's blocks that one of `threads` moves.

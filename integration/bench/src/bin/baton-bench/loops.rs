@@ -10,7 +10,7 @@ use baton_host::{BlockList, Desc, Engine, Op, Transfer};
 use crate::Outcome;
 use crate::engine::name;
 use crate::plan::Arm;
-use crate::target::{SIDE, pause};
+use crate::target::{SIDE, between_looks};
 
 /// Where the blocks of one iteration are.
 pub struct Blocks {
@@ -169,11 +169,7 @@ impl Bench<'_> {
             let stats = self.engine.stats().unwrap_or_default();
             return Err(format!("nothing ended within {} s: {stats}", self.patience.as_secs()));
         }
-        // Spinning means spinning, but whoever does the work may need this core.
-        match self.look.is_zero() && !idle.is_multiple_of(16) {
-            true => std::hint::spin_loop(),
-            false => pause(self.look),
-        }
+        between_looks(self.look, idle);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use crate::loops::{Laps, us};
 use crate::memory::{Layout, Pool, WORD};
 use crate::options::Notify;
 use crate::remote::Remote;
-use crate::target::{Order, pause};
+use crate::target::{Order, between_looks};
 
 /// RECVs that the target keeps posted, each with room for one word.
 const RECVS: usize = 64;
@@ -220,13 +220,15 @@ impl Receiving {
         let (heard, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, halt, end) = (Arc::clone(&heard), Arc::clone(&stop), Arc::clone(end));
         let thread = std::thread::spawn(move || {
-            let mut buffer = WcBuffer::new(BATCH);
+            let (mut buffer, mut vain) = (WcBuffer::new(BATCH), 0u32);
             while !halt.load(Ordering::Relaxed) {
                 let taken = end.poll(&end.recv_cq, &mut buffer)?;
                 if taken.is_empty() {
-                    pause(look);
+                    vain = vain.wrapping_add(1);
+                    between_looks(look, vain);
                     continue;
                 }
+                vain = 0;
                 let slots: Vec<usize> = taken.iter().map(|wc| wc.wr_id() as usize).collect();
                 end.receive(slots.into_iter())?;
                 count.fetch_add(taken.len() as u64, Ordering::Release);

@@ -129,7 +129,16 @@ struct Target<'a> {
     managed: Vec<bool>,
 }
 
-/// Pauses between two looks.
+/// Between two looks in vain, of which this is the `vain`-th in a row: both sides wait alike, so that neither is late by its own habits.
+pub fn between_looks(look: Duration, vain: u32) {
+    // Spinning means spinning, but whoever does the work may need this core.
+    match look.is_zero() && !vain.is_multiple_of(16) {
+        true => std::hint::spin_loop(),
+        false => pause(look),
+    }
+}
+
+/// Pauses, or lets others run.
 pub fn pause(look: Duration) {
     if look.is_zero() { std::thread::yield_now() } else { std::thread::sleep(look) }
 }
@@ -139,10 +148,12 @@ impl Listener {
         let (heard, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&heard), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
+            let mut vain = 0u32;
             while !end.load(Ordering::Relaxed) {
                 let some = engine.notifications().map_err(|error| error.to_string())?;
-                if some.is_empty() {
-                    pause(look);
+                vain = if some.is_empty() { vain.wrapping_add(1) } else { 0 };
+                if vain > 0 {
+                    between_looks(look, vain);
                 }
                 count.fetch_add(some.len() as u64, Ordering::Release);
             }
