@@ -102,7 +102,8 @@ mod tests {
         let (calls, mut watch) = (HostCalls::default(), HostWatch::default());
         assert!(!watch.host_is_at_it(&calls, Nanos(100 * MS)));
         for window in 1..10 {
-            (calls.post(), calls.look());
+            calls.post();
+            calls.look();
             let now = Nanos((100 + window) * MS);
             assert!(watch.host_is_at_it(&calls, now), "{window}");
             assert!(
