@@ -67,7 +67,7 @@ impl Rounds {
 
 /// One case of one arm. All times are in microseconds, all rates in gigabytes (10⁹ bytes) per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct Row {
     /// What tells this arm from the others, e.g. `imm`.
     pub arm: String,
@@ -143,24 +143,34 @@ pub struct Row {
     /// CPU seconds of the machine for a GiB, with what the kernel did in nobody's name.
     pub machine_cpu_s_per_gib: f64,
     /// Work requests of send queues for an iteration, at the initiator; these and the following are 0 where nothing is counted.
+    #[serde(default)]
     pub sends_per_iter: f64,
     /// RECVs posted, at the initiator.
+    #[serde(default)]
     pub receives_per_iter: f64,
     /// Calls that handed either to a device, at the initiator.
+    #[serde(default)]
     pub doorbells_per_iter: f64,
     /// Entries taken from completion queues, at the initiator.
+    #[serde(default)]
     pub completions_per_iter: f64,
     /// Packets that the initiator's ports sent.
+    #[serde(default)]
     pub packets_per_iter: f64,
     /// The same at the target.
+    #[serde(default)]
     pub target_sends_per_iter: f64,
     /// The same at the target.
+    #[serde(default)]
     pub target_receives_per_iter: f64,
     /// The same at the target.
+    #[serde(default)]
     pub target_doorbells_per_iter: f64,
     /// The same at the target.
+    #[serde(default)]
     pub target_completions_per_iter: f64,
     /// Packets that the target's ports sent.
+    #[serde(default)]
     pub target_packets_per_iter: f64,
     /// Speed over that of the first arm, round by round, median; none for that arm itself.
     pub ratio: Option<f64>,
@@ -364,6 +374,16 @@ mod tests {
         }
         assert_eq!(text.lines().count(), 3);
         assert_eq!(rows_from_csv(&text).unwrap(), rows);
+    }
+
+    #[test]
+    fn rows_from_before_counts_are_read_and_those_without_anything_else_are_not() {
+        let mut row = serde_json::to_value(Row::default()).unwrap();
+        let fields = row.as_object_mut().unwrap();
+        fields.retain(|name, _| !name.ends_with("_per_iter"));
+        assert_eq!(serde_json::from_value::<Row>(row.clone()).unwrap(), Row::default());
+        row.as_object_mut().unwrap().remove("gb_per_s");
+        assert!(serde_json::from_value::<Row>(row).unwrap_err().to_string().contains("gb_per_s"));
     }
 
     #[test]

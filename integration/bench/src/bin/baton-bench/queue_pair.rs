@@ -1,8 +1,7 @@
 //! What an engine over verbs is measured by: the same blocks over one bare queue pair, without any protocol.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_bench::{Counts, Rounds};
@@ -19,7 +18,7 @@ use crate::loops::{Laps, us};
 use crate::memory::{Layout, Pool, WORD};
 use crate::options::Notify;
 use crate::remote::Remote;
-use crate::target::{Order, between_looks};
+use crate::target::Order;
 
 /// RECVs that the target keeps posted, each with room for one word.
 const RECVS: usize = 64;
@@ -175,6 +174,19 @@ impl End {
         Ok(done)
     }
 
+    /// What takes what tells this side of blocks, and answers how many it took.
+    pub fn taker(self: &Arc<Self>) -> impl FnMut() -> Outcome<u64> + Send + use<> {
+        let (end, mut buffer) = (Arc::clone(self), WcBuffer::new(BATCH));
+        move || {
+            let taken = end.poll(&end.recv_cq, &mut buffer)?;
+            if !taken.is_empty() {
+                let slots: Vec<usize> = taken.iter().map(|wc| wc.wr_id() as usize).collect();
+                end.receive(slots.into_iter())?;
+            }
+            Ok(taken.len() as u64)
+        }
+    }
+
     /// Posts the blocks of a request, each from here to there, with what tells the peer that they have come.
     fn post(
         &self,
@@ -208,52 +220,6 @@ impl End {
     }
 }
 
-/// The target's thread that takes what tells it of blocks.
-pub struct Receiving {
-    heard: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Outcome<()>>,
-}
-
-impl Receiving {
-    pub fn start(end: &Arc<End>, look: Duration) -> Receiving {
-        let (heard, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, halt, end) = (Arc::clone(&heard), Arc::clone(&stop), Arc::clone(end));
-        let thread = std::thread::spawn(move || {
-            let (mut buffer, mut vain) = (WcBuffer::new(BATCH), 0u32);
-            while !halt.load(Ordering::Relaxed) {
-                let taken = end.poll(&end.recv_cq, &mut buffer)?;
-                if taken.is_empty() {
-                    vain = vain.wrapping_add(1);
-                    between_looks(look, vain);
-                    continue;
-                }
-                vain = 0;
-                let slots: Vec<usize> = taken.iter().map(|wc| wc.wr_id() as usize).collect();
-                end.receive(slots.into_iter())?;
-                count.fetch_add(taken.len() as u64, Ordering::Release);
-            }
-            Ok(())
-        });
-        Receiving { heard, stop, thread }
-    }
-
-    /// Waits for so many, and stops.
-    pub fn end(self, count: u64, patience: Duration) -> Outcome<()> {
-        let deadline = Instant::now() + patience;
-        while self.heard.load(Ordering::Acquire) < count
-            && !self.thread.is_finished()
-            && Instant::now() < deadline
-        {
-            std::thread::yield_now();
-        }
-        let heard = self.heard.load(Ordering::Acquire);
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| "the receiving thread panicked")??;
-        if heard == count { Ok(()) } else { Err(format!("{heard} messages instead of {count}")) }
-    }
-}
-
 /// A queue pair that takes turns with engines.
 pub struct Bout<'a> {
     pub end: &'a End,
@@ -271,13 +237,13 @@ impl Bout<'_> {
 
     /// Readies the target for a round.
     pub fn begin(&self, remote: &mut Remote) -> Outcome<()> {
-        remote.tell(&Order::Receive)
+        remote.tell(&Order::ListenToQueuePair)
     }
 
     /// Ends what `begin` began, after so many iterations.
     pub fn end(&self, remote: &mut Remote, iterations: u64) -> Outcome<()> {
         let told = if self.notify == Notify::Off { 0 } else { iterations };
-        remote.tell(&Order::Received(told))
+        remote.tell(&Order::Heard(told))
     }
 
     /// `count` iterations, one after the other.

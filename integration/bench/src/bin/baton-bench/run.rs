@@ -328,6 +328,8 @@ impl Run<'_> {
                 arms.push((Contender::QueuePair(bout), Rounds::default()));
             }
         }
+        // Which rivals there are is known only now.
+        progress.inc_length(loops.rounds * (arms.len() - self.plan.arms.len()) as u64);
         if self.options.check {
             self.fill(remote, &held.pools)?;
         }
@@ -486,8 +488,7 @@ fn progress(plan: &Plan, options: &Options) -> Outcome<ProgressBar> {
     let loops: Vec<Loops> =
         plan.cases.iter().map(|case| plan.loops(options, *case)).collect::<Outcome<_>>()?;
     let rounds: u64 = loops.iter().map(|loops| loops.rounds).sum();
-    let rivals = if options.rivals { RIVALS.len() } else { 0 };
-    let bar = ProgressBar::new(rounds * (plan.arms.len() + rivals) as u64);
+    let bar = ProgressBar::new(rounds * plan.arms.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta} left)");
     Ok(bar.with_style(style.map_err(|error| error.to_string())?))
 }

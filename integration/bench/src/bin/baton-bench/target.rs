@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::bare::{Answering, Work};
 use crate::engine::{Settings, Setup, counts, name, port};
 use crate::memory::{Layout, Pools};
-use crate::queue_pair::{Address, End, Receiving};
+use crate::queue_pair::{Address, End};
 use crate::{Outcome, cpu, messages};
 
 /// What its agents' names begin with.
@@ -62,10 +62,8 @@ pub enum Order {
     QueuePair,
     /// Connect it.
     ConnectQueuePair(Address),
-    /// Begin to take what comes over it.
-    Receive,
-    /// Wait until so many messages have come since then, and stop.
-    Received(u64),
+    /// Begin to take what tells of blocks over it.
+    ListenToQueuePair,
     /// Tell what it has spent so far.
     Spent,
 }
@@ -108,7 +106,7 @@ impl Spent {
     }
 }
 
-/// A thread that takes notifications.
+/// A thread that takes what tells of blocks.
 struct Listener {
     heard: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -120,7 +118,6 @@ struct Target<'a> {
     look: Duration,
     // Dropped before the engines.
     pair: Option<Arc<End>>,
-    receiving: Option<Receiving>,
     pools: Option<Pools>,
     answering: Option<Answering>,
     listener: Option<Listener>,
@@ -144,18 +141,19 @@ pub fn pause(look: Duration) {
 }
 
 impl Listener {
-    fn start(engine: Engine, look: Duration) -> Listener {
+    /// `take` answers how many it took.
+    fn start(look: Duration, mut take: impl FnMut() -> Outcome<u64> + Send + 'static) -> Listener {
         let (heard, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&heard), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let mut vain = 0u32;
             while !end.load(Ordering::Relaxed) {
-                let some = engine.notifications().map_err(|error| error.to_string())?;
-                vain = if some.is_empty() { vain.wrapping_add(1) } else { 0 };
+                let some = take()?;
+                vain = if some == 0 { vain.wrapping_add(1) } else { 0 };
                 if vain > 0 {
                     between_looks(look, vain);
                 }
-                count.fetch_add(some.len() as u64, Ordering::Release);
+                count.fetch_add(some, Ordering::Release);
             }
             Ok(())
         });
@@ -190,7 +188,12 @@ impl Target<'_> {
             }
             Order::Listen(engine) => {
                 let engine = self.engines.get(engine).ok_or_else(|| format!("no engine {engine}"))?;
-                self.listener = Some(Listener::start(engine.clone(), self.look));
+                let engine = engine.clone();
+                let take = move || {
+                    let some = engine.notifications().map_err(|error| error.to_string())?;
+                    Ok(some.len() as u64)
+                };
+                self.listener = Some(Listener::start(self.look, take));
             }
             Order::Heard(count) => {
                 let listener = self.listener.take().ok_or("it was not told to listen")?;
@@ -218,10 +221,8 @@ impl Target<'_> {
                 return Ok(Answer::QueuePair(end.address()));
             }
             Order::ConnectQueuePair(peer) => self.pair()?.connect(&peer)?,
-            Order::Receive => self.receiving = Some(Receiving::start(self.pair()?, self.look)),
-            Order::Received(count) => {
-                let receiving = self.receiving.take().ok_or("it was not told to receive")?;
-                receiving.end(count, PATIENCE)?;
+            Order::ListenToQueuePair => {
+                self.listener = Some(Listener::start(self.look, self.pair()?.taker()));
             }
             Order::Spent => return Ok(Answer::Spent(Spent::now(&self.engines, self.pair.as_deref())?)),
         }
@@ -267,7 +268,6 @@ pub fn serve(options: &Options) -> Outcome<()> {
         options,
         look,
         pair: None,
-        receiving: None,
         pools: None,
         answering: None,
         listener: None,
