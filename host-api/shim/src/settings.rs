@@ -160,7 +160,7 @@ pub const SETTINGS: &[Setting] = &[
         default: Some("4194304"),
         otherwise: "",
         reader: Reader::Engine,
-        what: "Longest work request; longer blocks are cut, and shorter where that lets every lane have a share.",
+        what: "Longest work request; longer blocks are cut, and shorter where that lets every lane have a share. READs over soft-RoCE are cut at 1048576 at most.",
     },
     Setting {
         name: "oob_fallback",

@@ -81,6 +81,7 @@ fn session(lanes: u32, notify: NotifyMode) -> Session {
             max_sq_depth: 1024,
             max_rq_depth: 1024,
             max_message_bytes: 4 << 20,
+            longest_read_bytes: 4 << 20,
             inline_bytes: 256,
             max_send_sge: 1,
             default_lanes: 1,

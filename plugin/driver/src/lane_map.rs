@@ -3,7 +3,7 @@
 use crate::error::{Code, Error, Result};
 use crate::transfer::Xfer;
 use baton_core::prepared::{LaneRails, LaneSplit, PrepareError, Prepared};
-use baton_fabric::Fabric;
+use baton_fabric::{Fabric, Op};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,10 +33,14 @@ impl LaneMap {
         let locals = xfer.locals.iter().map(|mr| mr.key_table(self.fabric_index, name));
         let locals: Vec<_> = locals.collect::<Result<_>>()?;
         let remotes: Vec<_> = xfer.remotes.iter().map(|side| side.key_table(name)).collect::<Result<_>>()?;
+        let caps = self.fabric.caps();
         let split = LaneSplit {
             lanes: &self.rails,
-            max_message_bytes: self.max_message_bytes,
-            stripe_min_bytes: self.fabric.caps().stripe_min_bytes,
+            max_message_bytes: match xfer.plan.op() {
+                Op::Write => self.max_message_bytes,
+                Op::Read => self.max_message_bytes.min(u64::from(caps.longest_read_bytes)),
+            },
+            stripe_min_bytes: caps.stripe_min_bytes,
             first_lane: self.next_lane.fetch_add(1, Ordering::Relaxed),
             lane_map_generation: self.generation,
         };

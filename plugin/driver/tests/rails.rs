@@ -34,26 +34,37 @@ fn exchange(own: &Driver, peer: &Driver, name: &str, len: usize, block: usize) {
     for (op, message) in
         [(Op::Write, Some(&b"written"[..])), (Op::Read, Some(b"read")), (Op::Write, None), (Op::Read, None)]
     {
-        let (mine, theirs) = (Buffer::new(own, len, 3), Buffer::new(peer, len, 90));
-        let (mine_before, theirs_before) = (mine.read(), theirs.read());
-        let imported = import(own, name, peer, &theirs);
-        let xfer = scattered(own, op, name, &mine, &theirs, imported, block);
-        own.post(&xfer, message).expect("post");
-        done(own, &xfer);
-        if let Some(message) = message {
-            assert_eq!(notification(peer).message, message);
-        }
-        let (mine_after, theirs_after) = match op {
-            Op::Write => (mine_before.clone(), reversed(&mine_before, block)),
-            Op::Read => (reversed(&theirs_before, block), theirs_before),
-        };
-        assert!(mine.read() == mine_after, "{op:?}: local bytes");
-        assert!(theirs.read() == theirs_after, "{op:?}: remote bytes");
-        mine.assert_guards();
-        theirs.assert_guards();
-        own.deregister(mine.region).expect("deregister");
-        peer.deregister(theirs.region).expect("deregister");
+        exchange_once(own, peer, name, (len, block), op, message);
     }
+}
+
+fn exchange_once(
+    own: &Driver,
+    peer: &Driver,
+    name: &str,
+    (len, block): (usize, usize),
+    op: Op,
+    message: Option<&[u8]>,
+) {
+    let (mine, theirs) = (Buffer::new(own, len, 3), Buffer::new(peer, len, 90));
+    let (mine_before, theirs_before) = (mine.read(), theirs.read());
+    let imported = import(own, name, peer, &theirs);
+    let xfer = scattered(own, op, name, &mine, &theirs, imported, block);
+    own.post(&xfer, message).expect("post");
+    done(own, &xfer);
+    if let Some(message) = message {
+        assert_eq!(notification(peer).message, message);
+    }
+    let (mine_after, theirs_after) = match op {
+        Op::Write => (mine_before.clone(), reversed(&mine_before, block)),
+        Op::Read => (reversed(&theirs_before, block), theirs_before),
+    };
+    assert!(mine.read() == mine_after, "{op:?}: local bytes");
+    assert!(theirs.read() == theirs_after, "{op:?}: remote bytes");
+    mine.assert_guards();
+    theirs.assert_guards();
+    own.deregister(mine.region).expect("deregister");
+    peer.deregister(theirs.region).expect("deregister");
 }
 
 #[test]
@@ -75,6 +86,25 @@ fn every_lane_uses_the_keys_of_its_rails_and_of_the_segments_it_touches() {
         for fabric in &fabrics {
             assert_eq!((fabric.region_count(), fabric.endpoint_count()), (0, 0), "given back");
         }
+    }
+}
+
+#[test]
+fn a_read_is_cut_where_its_own_fabric_wants_it_and_a_write_is_not() {
+    let shy = Dress { longest_read_bytes: 16_384, lanes: 1, ..Dress::default() };
+    for (mine, theirs, longest) in
+        [(shy.clone(), Dress::default(), 16_384), (Dress { lanes: 1, ..Dress::default() }, shy, 1_000_000)]
+    {
+        let fabrics = [dressed("local", mine), dressed("local", theirs)];
+        let (a, b) = (engine_over("a", &[&fabrics[0]]), engine_over("b", &[&fabrics[1]]));
+        acquaint(&a, &b);
+        let longest_of = |op| {
+            fabrics[0].longest.store(0, Ordering::Relaxed);
+            exchange_once(&a, &b, "b", (1_000_000, 1_000_000), op, Some(&[7; 100]));
+            fabrics[0].longest.load(Ordering::Relaxed)
+        };
+        assert_eq!(longest_of(Op::Write), 1_000_000);
+        assert_eq!(longest_of(Op::Read), longest);
     }
 }
 

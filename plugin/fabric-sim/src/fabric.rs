@@ -168,6 +168,7 @@ impl Fabric for SimFabric {
             max_sq_depth: inner.cfg.max_depth,
             max_rq_depth: inner.cfg.max_depth,
             max_message_bytes: inner.cfg.max_message_bytes,
+            longest_read_bytes: inner.cfg.max_message_bytes,
             inline_bytes: inner.cfg.inline_bytes,
             max_send_sge: inner.cfg.max_send_sge,
             default_lanes: inner.cfg.default_lanes,

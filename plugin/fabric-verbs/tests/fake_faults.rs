@@ -416,6 +416,26 @@ fn one_soft_device_among_them_keeps_reads_from_standing_behind_a_fence() {
 }
 
 #[test]
+fn one_soft_device_among_them_shortens_reads_and_nothing_else() {
+    let hard = DeviceConfig::new("fake0", 1);
+    let soft = DeviceConfig { vendor_id: SOFT_ROCE_VENDOR, ..DeviceConfig::new("fake1", 2) };
+    let mut short = soft.clone();
+    short.ports[0].max_msg_bytes = 300_000;
+    for (device, longest) in [(soft, 1 << 30), (short, 300_000)] {
+        let fake = Fake::new(FakeConfig { devices: vec![hard.clone(), device], ..FakeConfig::default() });
+        for (names, read, write) in [
+            (&["fake0"][..], 1 << 30, 1 << 30),
+            (&["fake1"], longest.min(1 << 20), longest),
+            (&["fake0", "fake1"], longest.min(1 << 20), longest),
+        ] {
+            let fabric = VerbsFabric::with_library(&fake.library_of(names), config(&[])).expect("open");
+            let caps = fabric.caps();
+            assert_eq!((caps.longest_read_bytes, caps.max_message_bytes), (read, write), "{names:?}");
+        }
+    }
+}
+
+#[test]
 fn queues_are_as_deep_as_the_device_lets_them_be() {
     let config = alike(|device| {
         device.max_qp_wr = 100;

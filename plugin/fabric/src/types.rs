@@ -387,6 +387,8 @@ pub struct Caps {
     pub max_rq_depth: u32,
     /// Longest single work request in bytes.
     pub max_message_bytes: u32,
+    /// Longest READ that goes well, at most [`Caps::max_message_bytes`]: a longer one is not refused, but slow.
+    pub longest_read_bytes: u32,
     /// Longest [`Extra::bytes`] that `post` copies itself.
     pub inline_bytes: u32,
     /// Largest [`EndpointConfig::max_sge`], at least 1.

@@ -146,6 +146,7 @@ fn setup(config: &Config, node: usize, carry: Carry) -> SessionSetup {
             max_sq_depth: 1024,
             max_rq_depth: 1024,
             max_message_bytes: 4 << 20,
+            longest_read_bytes: 4 << 20,
             inline_bytes: config.inline,
             max_send_sge: 1,
             default_lanes: config.lanes,

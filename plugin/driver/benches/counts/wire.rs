@@ -227,6 +227,7 @@ impl Fabric for Wire {
             max_sq_depth: 8192,
             max_rq_depth: 4096,
             max_message_bytes: 4 << 20,
+            longest_read_bytes: 4 << 20,
             inline_bytes: 16 << 10,
             max_send_sge: 30,
             default_lanes: 4,

@@ -18,6 +18,7 @@ pub struct Dress {
     pub rails: u8,
     pub segment_bytes: u64,
     pub max_message_bytes: u32,
+    pub longest_read_bytes: u32,
     pub lanes: u8,
     /// Why no endpoints can be made.
     pub no_endpoints: Option<&'static str>,
@@ -35,6 +36,7 @@ impl Default for Dress {
             rails: 1,
             segment_bytes: u64::MAX,
             max_message_bytes: 4 << 20,
+            longest_read_bytes: 4 << 20,
             lanes: 2,
             no_endpoints: None,
             no_connection: None,
@@ -131,7 +133,8 @@ impl Fabric for Railed {
 
     fn caps(&self) -> Caps {
         let caps = self.inner.caps();
-        Caps { max_message_bytes: self.dress.max_message_bytes, stripe_min_bytes: 4096, ..caps }
+        let Dress { max_message_bytes, longest_read_bytes, .. } = self.dress;
+        Caps { max_message_bytes, longest_read_bytes, stripe_min_bytes: 4096, ..caps }
     }
 
     fn address(&self) -> Value {

@@ -150,6 +150,7 @@ impl Fabric for LocalFabric {
             max_sq_depth: MAX_DEPTH,
             max_rq_depth: MAX_DEPTH,
             max_message_bytes: MAX_MESSAGE_BYTES,
+            longest_read_bytes: MAX_MESSAGE_BYTES,
             inline_bytes: INLINE_BYTES as u32,
             max_send_sge: MAX_SEND_SGE,
             default_lanes: cpus().clamp(1, 2) as u8,

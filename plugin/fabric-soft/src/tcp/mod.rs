@@ -162,6 +162,7 @@ impl Fabric for TcpFabric {
             max_sq_depth: MAX_DEPTH,
             max_rq_depth: MAX_DEPTH,
             max_message_bytes: MAX_MESSAGE_BYTES,
+            longest_read_bytes: MAX_MESSAGE_BYTES,
             inline_bytes: INLINE_BYTES as u32,
             max_send_sge: MAX_SEND_SGE,
             default_lanes: if cpus() <= 2 { 1 } else { 2 },
