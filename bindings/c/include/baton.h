@@ -288,7 +288,7 @@ typedef struct {
   // Builds a transfer from elements of two block lists.
   BatonStatus (*create_xfer_from_indices)(BatonEngine *engine, const BatonIndexSpec *spec, BatonXfer **out);
   // Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all
-  // data. Never blocks, never copies bulk data.
+  // data; without, `message` must be empty. Never blocks, never copies bulk data.
   BatonStatus (*post_xfer_req)(BatonEngine *engine, BatonXfer *xfer, BatonSlice message, uint32_t flags);
   // State of the last post: `BATON_OK`, `BATON_IN_PROGRESS`, `BATON_NOT_POSTED` or its error. Stable until
   // the next post.
@@ -512,7 +512,7 @@ BatonStatus baton_release_block_list(BatonHost *host, uint64_t list);
 BatonStatus baton_create_xfer_from_indices(BatonHost *host, const BatonIndexSpec *spec, BatonXfer **out);
 
 // Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all
-// data. Never blocks, never copies bulk data.
+// data; without, `message` must be empty. Never blocks, never copies bulk data.
 BatonStatus baton_post_xfer_req(BatonHost *host,
                                 BatonXfer *xfer,
                                 BatonSlice message,

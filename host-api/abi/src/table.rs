@@ -98,7 +98,7 @@ pub struct BatonEngineV1 {
         spec: *const BatonIndexSpec,
         out: *mut *mut BatonXfer,
     ) -> BatonStatus,
-    /// Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all data. Never blocks, never copies bulk data.
+    /// Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all data; without, `message` must be empty. Never blocks, never copies bulk data.
     pub post_xfer_req: unsafe extern "C" fn(
         engine: *mut BatonEngine,
         xfer: *mut BatonXfer,

@@ -191,7 +191,7 @@ pub unsafe extern "C" fn baton_create_xfer_from_indices(
     entry(host, |table, engine| unsafe { (table.create_xfer_from_indices)(engine, spec, out) })
 }
 
-/// Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all data. Never blocks, never copies bulk data.
+/// Starts the transfer. `flags`: `BATON_POST_*`; with `BATON_POST_NOTIFY` the peer gets `message` after all data; without, `message` must be empty. Never blocks, never copies bulk data.
 ///
 /// # Safety
 /// See the module.

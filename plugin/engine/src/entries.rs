@@ -4,6 +4,7 @@
 use crate::convert::{bytes, fill, name, out};
 use crate::guard;
 use crate::object::{self, with};
+use crate::telling;
 use baton_abi::*;
 use baton_driver::{Error, HookFn, HostEvent, Status, Taker, err};
 use baton_fabric::{Memory, MemoryKind};
@@ -173,8 +174,7 @@ pub unsafe extern "C" fn post_xfer_req(
             if flags & !BATON_POST_NOTIFY != 0 {
                 return Err(err!(InvalidParam, "flags {flags:#x}: known is 1 (notify)"));
             }
-            let message =
-                if flags & BATON_POST_NOTIFY != 0 { Some(bytes(message, "message")?) } else { None };
+            let message = telling::message(message, flags, "message")?;
             let xfer = &object::xfer(xfer)?.xfer;
             e.driver.post(xfer, message)?;
             status(xfer.status())

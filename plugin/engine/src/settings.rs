@@ -137,13 +137,13 @@ impl Settings {
             },
             "listen" if value.is_empty() => self.listen = None,
             "listen" => self.listen = Some(value.parse().map_err(|e| err!(InvalidParam, "listen: {e}"))?),
+            "advertise" if value.is_empty() => self.advertise.clear(),
             "advertise" => {
-                self.advertise = value
-                    .split(',')
-                    .map(str::trim)
-                    .filter(|part| !part.is_empty())
-                    .map(|part| part.parse().map_err(|e| err!(InvalidParam, "advertise: {e}")))
-                    .collect::<Result<_, _>>()?;
+                let address = |part: &str| match part.trim() {
+                    "" => Err(err!(InvalidParam, "advertise {value:?}: an address between commas is empty")),
+                    part => part.parse().map_err(|e| err!(InvalidParam, "advertise: {e}")),
+                };
+                self.advertise = value.split(',').map(address).collect::<Result<_, _>>()?;
             }
             "ptrace" => match value {
                 "off" => self.ptrace_any = false,

@@ -87,6 +87,16 @@ fn addresses_that_were_said_are_wanted_and_every_address_is_none() {
     );
 }
 
+#[test]
+fn no_address_of_several_may_be_empty_and_no_addresses_are_those_of_the_host() {
+    for list in [",", " , ", "192.0.2.1,", ",192.0.2.1", "192.0.2.1,,192.0.2.2"] {
+        let refused = with(&[("advertise", list)]).err().expect(list).text;
+        assert_eq!(refused, format!("advertise {list:?}: an address between commas is empty"));
+    }
+    assert_eq!(with(&[("advertise", "")]).expect("as if unset").wanted(), Vec::<IpAddr>::new());
+    assert_eq!(with(&[("advertise", "192.0.2.1 , 192.0.2.2")]).expect("two").wanted().len(), 2);
+}
+
 /// The host checks values before the engine does: both must take the same.
 #[cfg(feature = "verbs")]
 #[test]

@@ -48,16 +48,29 @@ unsafe fn tell<'a>(options: *const BatonPostOptions) -> Result<Tell<'a>, Error> 
         return Err(err!(InvalidParam, "options.id is {id} without the flag 2 (id); it must be 0"));
     }
     // SAFETY: the caller's promise.
-    let message = unsafe { bytes(options.message, "message")? };
+    let message = unsafe { message(options.message, flags, "options.message")? };
+    Ok(Tell { message, id: (flags & BATON_POST_ID != 0).then_some(id) })
+}
+
+/// What is told with these flags; a message that they say nothing of is refused instead of lost.
+///
+/// # Safety
+/// `message` must be readable for the call.
+pub(crate) unsafe fn message<'a>(
+    message: BatonSlice,
+    flags: u32,
+    called: &str,
+) -> Result<Option<&'a [u8]>, Error> {
+    // SAFETY: the caller's promise.
+    let message = unsafe { bytes(message, "message")? };
     if flags & BATON_POST_NOTIFY == 0 && !message.is_empty() {
+        let len = message.len();
         return Err(err!(
             InvalidParam,
-            "options.message has {} bytes without the flag 1 (notify); it must be empty",
-            message.len()
+            "{called} has {len} bytes without the flag 1 (notify); it must be empty"
         ));
     }
-    let message = (flags & BATON_POST_NOTIFY != 0).then_some(message);
-    Ok(Tell { message, id: (flags & BATON_POST_ID != 0).then_some(id) })
+    Ok((flags & BATON_POST_NOTIFY != 0).then_some(message))
 }
 
 pub unsafe extern "C" fn inbound_status(engine: *mut BatonEngine, peer: BatonSlice, id: u64) -> BatonStatus {
@@ -86,6 +99,22 @@ mod tests {
         // SAFETY: options and message live through the call.
         let tell = unsafe { tell(&options) }.map_err(|e| e.text)?;
         Ok((tell.message.map(<[u8]>::to_vec), tell.id))
+    }
+
+    #[test]
+    fn a_message_without_the_flag_is_refused_and_not_lost() {
+        let told = |flags, bytes: &[u8]| {
+            // SAFETY: the bytes live through the call.
+            let told = unsafe { message(BatonSlice::of(bytes), flags, "message") };
+            told.map(|told| told.map(<[u8]>::to_vec)).map_err(|e| e.text)
+        };
+        assert_eq!(told(0, b""), Ok(None));
+        assert_eq!(told(BATON_POST_NOTIFY, b""), Ok(Some(vec![])));
+        assert_eq!(told(BATON_POST_NOTIFY, b"m"), Ok(Some(b"m".to_vec())));
+        assert_eq!(
+            told(0, b"m"),
+            Err("message has 1 bytes without the flag 1 (notify); it must be empty".into())
+        );
     }
 
     #[test]

@@ -204,13 +204,18 @@ impl Session {
             ImmKind::Empty => {
                 carrier.expect_length(ring, 0)?;
                 let seq = self.inbound.unwrap(decoded.seq_low, lane)?;
+                // The common case.
+                if decoded.lanes == 1 && self.inbound.pass(seq) {
+                    self.deliver_short(&[]);
+                    return Ok(());
+                }
                 self.unpopped.partial_messages += 1;
                 (seq, Arrival::Record(Body::EMPTY))
             }
             ImmKind::Record => {
                 let mut copy = PlainRecord::default();
                 let taken = match self.take_plain(ring, lane, decoded, carrier, mem, &mut copy)? {
-                    // The common case.
+                    // As above: the common case.
                     Some((seq, message)) if decoded.lanes == 1 && self.inbound.pass(seq) => {
                         self.deliver_short(message);
                         return Ok(());

@@ -75,6 +75,9 @@ counted! {
     fn counted_notify(engine: &Driver, host: &mut Host) -> u64 {
         engine.hand_over(host).expect("an engine")
     }
+    fn counted_notify_empty(engine: &Driver, host: &mut Host) -> u64 {
+        engine.hand_over(host).expect("an engine")
+    }
 }
 
 fn split() -> LaneSplit<'static> {
@@ -224,14 +227,15 @@ fn main() {
     engines.finish(&one);
     step("post_quiet", 1, || engines.finish_all([&one]), |()| counted_post_quiet(a, &one, None));
     engines.finish(&one);
-    let posted = || {
+    let posted = |message| {
         engines.finish_all([&one]);
         a.post(&one, message).expect("posted");
     };
-    step("completion", 1, posted, |()| counted_completion(a, &one));
+    step("completion", 1, || posted(message), |()| counted_completion(a, &one));
     let mut host = Host::default();
-    step("notify", 1, posted, |()| counted_notify(b, &mut host));
-    assert_eq!(host.taken(), steps::CALLS, "one notification for one transfer");
+    step("notify", 1, || posted(message), |()| counted_notify(b, &mut host));
+    step("notify_empty", 1, || posted(Some(&[])), |()| counted_notify_empty(b, &mut host));
+    assert_eq!(host.taken(), 2 * steps::CALLS, "one notification for one transfer");
     engines.finish(&one);
     two_sided::steps();
     if steps::is_timed() {
