@@ -268,6 +268,11 @@ impl Session {
     fn commit(&mut self, now: Nanos, post: PostStep) -> Action<'_> {
         let work_len = post.work.map_or(0, |(_, start, end)| end - start);
         let n = work_len + u32::from(post.extra.is_some());
+        let patient = match post.what {
+            Cargo::Note { awaited } => !awaited,
+            Cargo::NotePart | Cargo::Credit => true,
+            Cargo::Transfer { .. } | Cargo::Leftover => false,
+        };
         let port = self.port_mut(post.ring);
         let endpoint = port.endpoint;
         let reservation = port.ledger.reserve(n).expect("room was checked when the batch was decided");
@@ -306,7 +311,7 @@ impl Session {
         });
         Action::Post {
             endpoint,
-            batch: Batch { work, imm: post.imm, extra, first_seq, signaled: post.signaled },
+            batch: Batch { work, imm: post.imm, extra, first_seq, signaled: post.signaled, patient },
         }
     }
 
@@ -380,7 +385,7 @@ impl Session {
             self.outstanding_bytes -= flight.bytes;
             match flight.what {
                 Cargo::Transfer { xfer, .. } => self.on_batch_done(now, xfer),
-                Cargo::Note => self.on_note_done(),
+                Cargo::Note { .. } => self.on_note_done(),
                 Cargo::NotePart => {}
                 Cargo::Credit => self.credit_out.in_flight -= 1,
                 Cargo::Leftover => {}

@@ -69,7 +69,8 @@ impl Pair {
             remote_key: 0,
             fenced: false,
         };
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true, patient: false };
         fabrics[0].post(endpoints[0], &batch).expect("post");
         let pair = Pair { world, fabrics, endpoints, place, bytes };
         let head = pair.wait(1);

@@ -61,7 +61,10 @@ impl Pair {
     }
 
     fn post(&self, work: &[Template], extra: Option<Extra<'_>>, first_seq: u64) -> Result<(), PostError> {
-        self.fabrics[0].post(self.endpoints[0], &Batch { work, imm: None, extra, first_seq, signaled: true })
+        self.fabrics[0].post(
+            self.endpoints[0],
+            &Batch { work, imm: None, extra, first_seq, signaled: true, patient: false },
+        )
     }
 
     fn poll(&self, node: usize) -> Vec<Completion> {

@@ -122,7 +122,7 @@ impl Bench {
     /// One transfer: the templates striped over the lanes, the last one with an immediate; returns when all is done.
     fn transfer(&mut self, templates: &[Vec<Template>], imm: Option<u32>) {
         for ((work, endpoint), seq) in templates.iter().zip(&self.lanes).zip(&mut self.seqs) {
-            let batch = Batch { work, imm, extra: None, first_seq: *seq, signaled: true };
+            let batch = Batch { work, imm, extra: None, first_seq: *seq, signaled: true, patient: false };
             *seq += work.len() as u64;
             self.fabric.post(*endpoint, &batch).expect("post");
         }

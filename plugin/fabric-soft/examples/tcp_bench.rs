@@ -195,7 +195,8 @@ fn run(side: &Side, peer: &Value, seqs: &mut [u64], op: Op, size: usize, pieces:
         let share = pieces.div_ceil(seqs.len());
         for ((chunk, seq), (endpoint, _)) in work.chunks(share).zip(seqs.iter_mut()).zip(&side.endpoints) {
             let imm = (op == Op::Write).then_some(1);
-            let batch = Batch { work: chunk, imm, extra: None, first_seq: *seq, signaled: true };
+            let batch =
+                Batch { work: chunk, imm, extra: None, first_seq: *seq, signaled: true, patient: false };
             side.fabric.post(*endpoint, &batch).expect("post");
             *seq += chunk.len() as u64;
         }

@@ -139,7 +139,14 @@ fn a_read_that_races_with_the_free_is_either_whole_and_old_or_refused() {
             fabric
                 .post(
                     endpoint,
-                    &Batch { work: &read, imm: None, extra: None, first_seq: seq, signaled: true },
+                    &Batch {
+                        work: &read,
+                        imm: None,
+                        extra: None,
+                        first_seq: seq,
+                        signaled: true,
+                        patient: false,
+                    },
                 )
                 .expect("post");
             if seq == round % 4 {

@@ -87,7 +87,8 @@ fn transfers_allocate_nothing_after_the_first() {
                 remote_key: blocks[1].1.remote,
                 fenced: true,
             };
-            let batch = Batch { work, imm: None, extra: Some(extra), first_seq: seq, signaled: true };
+            let batch =
+                Batch { work, imm: None, extra: Some(extra), first_seq: seq, signaled: true, patient: false };
             seq += batch.len() as u64;
             fabrics[0].post(made[0].0, &batch).expect("post");
             let mut out = [Completion::EMPTY; 16];

@@ -71,7 +71,14 @@ fn a_hundred_thousand_small_writes_arrive_in_order_with_their_immediates() {
                 fenced: false,
             };
             let signaled = posted % 32 == 31 || posted == COUNT - 1;
-            let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: posted, signaled };
+            let batch = Batch {
+                work: &[],
+                imm: None,
+                extra: Some(extra),
+                first_seq: posted,
+                signaled,
+                patient: false,
+            };
             fabric.post(endpoint, &batch).expect("post");
             posted += 1;
         }
@@ -282,7 +289,8 @@ fn memory_that_faults_is_blamed_on_its_owner_and_crashes_nobody() {
         remote_key: keys[1].remote,
         fenced: false,
     };
-    let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+    let batch =
+        Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true, patient: false };
     a.post(endpoint, &batch).expect("post");
     assert_eq!(poll_until(a, |all| !all.is_empty())[0].status, WcStatus::RemoteAccess);
     assert_eq!(good[1].differs(|i| if i < 16384 { 0 } else { 2 }), None);
@@ -332,7 +340,14 @@ fn a_scribbling_peer_ends_its_own_connections_only() {
             for _ in 0..8 {
                 ring[from + next() as usize % (to - from)].store(next() >> (next() % 64), Ordering::SeqCst);
             }
-            let batch = Batch { work: &work, imm: None, extra: None, first_seq: 16 * i, signaled: true };
+            let batch = Batch {
+                work: &work,
+                imm: None,
+                extra: None,
+                first_seq: 16 * i,
+                signaled: true,
+                patient: false,
+            };
             if fabric.post(endpoint, &batch).is_err() {
                 break;
             }

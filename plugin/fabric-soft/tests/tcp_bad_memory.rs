@@ -160,7 +160,8 @@ fn a_message_for_a_recv_whose_memory_is_not_writable_is_refused() {
             remote_key: 0,
             fenced: false,
         };
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true, patient: false };
         a.fabric.post(ends.0, &batch).unwrap();
         assert_eq!(a.wait(1)[0].status, WcStatus::RemoteAccess);
         let flushed = b.wait(1)[0];

@@ -57,7 +57,7 @@ impl Block {
 }
 
 fn batch(work: &[Template], first_seq: u64) -> Batch<'_> {
-    Batch { work, imm: None, extra: None, first_seq, signaled: true }
+    Batch { work, imm: None, extra: None, first_seq, signaled: true, patient: false }
 }
 
 fn told(result: Result<impl Sized, FabricError>) -> String {
@@ -157,7 +157,8 @@ fn what_a_doorbell_took_is_told_when_the_end_of_the_batch_cannot_be_posted() {
         remote_key: 0,
         fenced: false,
     };
-    let batch = Batch { work: &work, imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+    let batch =
+        Batch { work: &work, imm: None, extra: Some(extra), first_seq: 0, signaled: true, patient: false };
     let failed = a.post(ours[0], &batch).expect_err("the extra cannot be carried");
     assert!((1..400).contains(&failed.taken), "{failed:?}");
     end(&a, &ours);

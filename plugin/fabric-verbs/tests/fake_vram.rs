@@ -71,7 +71,7 @@ fn recvs(fabric: &VerbsFabric, endpoint: EndpointId, ids: std::ops::Range<u32>) 
 }
 
 fn post(fabric: &VerbsFabric, endpoint: EndpointId, work: &[Template], imm: u32, seq: u64) {
-    let batch = Batch { work, imm: Some(imm), extra: None, first_seq: seq, signaled: true };
+    let batch = Batch { work, imm: Some(imm), extra: None, first_seq: seq, signaled: true, patient: false };
     fabric.post(endpoint, &batch).expect("post");
 }
 
@@ -254,6 +254,7 @@ fn notifications_come_only_when_what_they_tell_of_is_visible() {
                     extra: Some(extra),
                     first_seq: 2 * round as u64,
                     signaled: true,
+                    patient: false,
                 };
                 a.post(*endpoint, &batch).expect("post");
             }

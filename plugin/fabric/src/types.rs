@@ -266,6 +266,9 @@ pub struct Batch<'a> {
     pub first_seq: u64,
     /// Request a completion for the last work request of this batch. (Errors complete in any case.)
     pub signaled: bool,
+    /// Nobody waits for that completion: where the peer has to send something for it, it may come along with what the peer sends next,
+    /// or once the peer has nothing else to do.
+    pub patient: bool,
 }
 
 impl Batch<'_> {

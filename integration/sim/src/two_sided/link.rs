@@ -426,7 +426,8 @@ impl Post<'_> {
             remote_key: remote.1,
             fenced: false,
         };
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq, signaled: true };
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq, signaled: true, patient: false };
         self.fabric.post(endpoint, &batch).map(drop).map_err(|e| format!("post on {endpoint:?}: {e}"))
     }
 }

@@ -105,22 +105,27 @@ on_each_fabric! {
         b.befriend(&a, "a");
         let (here, there) = (Block::new(&a.engine, 65536, 1).expect("register"), b.block(65536, 2));
         let info = b.info();
-        let mut cycle = |i: u64| {
+        // With work under way the session ends; what was posted ends with it. Where it was done already the session stays, for the
+        // peer's work.
+        let mut cycle = |i: u64, parts: bool| {
             a.load("b", &info);
             let remote = b.import_into(&a, &there);
             here.fill(i);
             let write = a.scattered(Op::Write, &here, &remote, 4096).expect("create");
             a.run(&write, None);
             b.assert_holds(&there, i, Some(4096), "at the target");
-            // With work under way the session ends; what was posted ends with it.
-            write.post(None).expect("post");
-            a.engine.disconnect("b").expect("disconnect");
-            // Done or not: it has ended.
-            drop(a.finish(&write));
+            if parts {
+                write.post(None).expect("post");
+                a.engine.disconnect("b").expect("disconnect");
+                drop(a.finish(&write));
+            }
         };
-        (0..20).for_each(&mut cycle);
+        (0..20).for_each(|i| cycle(i, true));
+        // Counted while a session is open: whether a parting leaves one is chance.
+        cycle(20, false);
         let before = Census::take();
-        (20..120).for_each(&mut cycle);
+        (21..120).for_each(|i| cycle(i, true));
+        cycle(120, false);
         before.assert_flat("100 sessions");
     }
 }

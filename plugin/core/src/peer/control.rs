@@ -288,10 +288,11 @@ impl Session {
             outbox.sent = end;
             return Cargo::NotePart;
         }
+        let awaited = note.xfer.is_some();
         outbox.sent = 0;
         outbox.posted += 1;
         self.counters.notifications_sent += 1;
-        Cargo::Note
+        Cargo::Note { awaited }
     }
 
     fn has_room_for_note(&self, record_bytes: u32) -> bool {

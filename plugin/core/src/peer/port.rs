@@ -33,8 +33,8 @@ pub(crate) struct Flight {
 pub(crate) enum Cargo {
     /// Work requests (and perhaps a tail) of a transfer.
     Transfer { xfer: u32, first_template: u32, templates: u32 },
-    /// A standalone notification; they are acknowledged in order.
-    Note,
+    /// A standalone notification; they are acknowledged in order. `awaited`: it is a transfer that somebody waits for.
+    Note { awaited: bool },
     /// A fragment of a standalone notification, not the last.
     NotePart,
     /// Credit words.

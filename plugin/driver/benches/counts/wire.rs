@@ -192,7 +192,8 @@ impl Alone {
             remote_key: 0,
             fenced: false,
         };
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: false };
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: false, patient: false };
         self.ends[0].post(id(0), &batch).expect("there is room");
     }
 

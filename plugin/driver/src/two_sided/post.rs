@@ -297,7 +297,10 @@ impl Post {
             remote_key: wr.remote.1,
             fenced: false,
         };
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: wr.seq, signaled: true };
+        // Control messages have answers of their own.
+        let patient = end.id == self.ends[0].id;
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq: wr.seq, signaled: true, patient };
         let posted = self.fabric.post(end.id, &batch);
         posted.map_err(|e| FabricError::System(format!("post on {:?}: {e:?}", end.id)))
     }

@@ -46,6 +46,8 @@ counters! {
     bytes_sent, bytes_received,
     /// System calls that moved them, and those that would have blocked.
     sends, receives, sends_blocked,
+    /// Acknowledgements that went out by themselves; all others came along with something.
+    acknowledgements_sent,
     /// Times a message found no RECV and waited.
     recv_waits,
     refusals_sent, refusals_received,

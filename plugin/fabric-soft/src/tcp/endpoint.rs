@@ -90,7 +90,10 @@ pub(super) struct Endpoint {
     pub rx: Mutex<Receiver>,
     /// The peer's work requests below this number are placed here.
     pub placed: AtomicU64,
+    /// An acknowledgement is due with the next frame.
     pub ack_due: AtomicBool,
+    /// In the list of those whose acknowledgement waits until there is nothing else to do.
+    pub owing: AtomicBool,
     /// There may be something to read.
     pub rx_ready: AtomicBool,
     /// The peer hung up: read to the end whatever a short read says.
@@ -139,6 +142,7 @@ impl Endpoint {
             rx: Mutex::new(Receiver::default()),
             placed: AtomicU64::new(0),
             ack_due: AtomicBool::new(false),
+            owing: AtomicBool::new(false),
             rx_ready: AtomicBool::new(false),
             rx_hup: AtomicBool::new(false),
             rx_stalled: AtomicBool::new(false),

@@ -24,6 +24,8 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"BTE1");
 
 /// The peer shall acknowledge when everything up to this frame is placed.
 pub const ACK_WANTED: u8 = 1;
+/// The peer may acknowledge with whatever it sends next, or when it has nothing else to do.
+pub const ACK_LATER: u8 = 8;
 /// The message goes on in the next frame.
 pub const MORE: u8 = 2;
 /// The message begins with a head of `imm` bytes, which tells where the rest goes.
@@ -54,7 +56,7 @@ pub enum FrameOp {
 pub struct Header {
     /// What it does.
     pub op: FrameOp,
-    /// [`ACK_WANTED`], [`MORE`], [`HEAD`].
+    /// [`ACK_WANTED`], [`ACK_LATER`], [`MORE`], [`HEAD`].
     pub flags: u8,
     /// Pieces in the table.
     pub count: u16,
@@ -318,8 +320,9 @@ pub fn decode(b: &[u8; HEADER], epoch: u32) -> Result<Header, Malformed> {
 
 fn check(h: &Header) -> Result<(), Malformed> {
     let flags = match h.op {
-        FrameOp::Write | FrameOp::Imm | FrameOp::Ack => ACK_WANTED,
-        FrameOp::Send => ACK_WANTED | MORE | HEAD,
+        FrameOp::Write | FrameOp::Imm => ACK_WANTED | ACK_LATER,
+        FrameOp::Ack => ACK_WANTED,
+        FrameOp::Send => ACK_WANTED | ACK_LATER | MORE | HEAD,
         FrameOp::ReadReq | FrameOp::ReadResp | FrameOp::Nak => 0,
     };
     if h.flags & !flags != 0 {

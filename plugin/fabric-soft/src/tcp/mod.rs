@@ -309,9 +309,10 @@ impl Fabric for TcpFabric {
         }
         let Some(_poller) = self.shared.poller.try_lock() else { return 0 };
         self.shared.collect();
+        self.shared.pay_when_idle();
         pump::run_ready(&self.shared, INLINE_PROGRESS_BYTES);
         let n = self.shared.take_completions(out);
-        if self.shared.has_ready() {
+        if self.shared.has_ready() || self.shared.has_debts() {
             self.shared.wake_later();
         }
         n
@@ -323,6 +324,9 @@ impl Fabric for TcpFabric {
         let mut bulk = self.shared.awaited.swap(false, Ordering::Relaxed).then(Instant::now);
         loop {
             self.shared.collect();
+            if !self.shared.has_ready() {
+                self.shared.pay();
+            }
             if self.shared.has_ready() {
                 let moved = pump::run_ready(&self.shared, left.max(1));
                 left = left.saturating_sub(moved);

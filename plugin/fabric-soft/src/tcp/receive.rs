@@ -10,7 +10,8 @@ use baton_fabric::{Completion, CompletionKind, RecvSlot, WcStatus};
 use super::MAX_MESSAGE_BYTES;
 use super::endpoint::{Ask, Endpoint, State};
 use super::frame::{
-    self, ACK_WANTED, FrameOp, HEAD, HEADER, Header, MAX_READS, Malformed, PIECE, Piece, Status, TRAILER,
+    self, ACK_LATER, ACK_WANTED, FrameOp, HEAD, HEADER, Header, MAX_READS, Malformed, PIECE, Piece, Status,
+    TRAILER,
 };
 use super::guards::{Entry, Guards};
 use super::send_queue::Landing;
@@ -441,7 +442,7 @@ impl Receiver {
                 Phase::Payload
             }
             FrameOp::Ack => {
-                self.ack_if_wanted(endpoint, &h);
+                self.ack_if_wanted(shared, endpoint, &h);
                 Phase::Head
             }
             FrameOp::Nak => {
@@ -553,17 +554,20 @@ impl Receiver {
         }
         self.next += u64::from(h.ends);
         endpoint.placed.store(self.next, Ordering::SeqCst);
-        self.ack_if_wanted(endpoint, &h);
+        self.ack_if_wanted(shared, endpoint, &h);
         self.phase = Phase::Head;
     }
 
-    fn ack_if_wanted(&self, endpoint: &Endpoint, h: &Header) {
+    fn ack_if_wanted(&self, shared: &Shared, endpoint: &Endpoint, h: &Header) {
         if h.flags & ACK_WANTED != 0 {
             endpoint.ack_due.store(true, Ordering::SeqCst);
             // Whoever takes messages one by one tells of several at once.
             if h.flags & HEAD == 0 || !self.taking {
                 endpoint.tx_work.store(true, Ordering::SeqCst);
             }
+        } else if h.flags & ACK_LATER != 0 {
+            endpoint.ack_due.store(true, Ordering::SeqCst);
+            shared.owe(endpoint);
         }
     }
 }

@@ -16,6 +16,9 @@ use super::frame::{MAX_READS, Malformed};
 use super::{INLINE_BYTES, MAX_MESSAGE_BYTES};
 use crate::lists::Lists;
 
+/// Of so many work requests in a row one is acknowledged at once.
+const MAX_PATIENT_RUN: u64 = 16;
+
 /// What a work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum Kind {
@@ -44,6 +47,8 @@ pub(super) struct Wr {
     pub kind: Kind,
     pub has_imm: bool,
     pub signaled: bool,
+    /// Its acknowledgement may come later.
+    pub patient: bool,
     pub fenced: bool,
     /// A READ whose bytes are all here.
     pub done: bool,
@@ -81,6 +86,8 @@ pub(super) struct SendQueue {
     fault: Option<u64>,
     /// Ask the peer to acknowledge, because a failed work request waits for those before it.
     pub ask: bool,
+    /// Work requests since one whose acknowledgement may not come later.
+    patient_run: u64,
     /// Flushed: whatever is posted is flushed at once.
     dead: bool,
     // Never freed or resized while the endpoint lives, because a send that is under way reads from them.
@@ -109,6 +116,7 @@ impl SendQueue {
             reads: 0,
             fault: None,
             ask: false,
+            patient_run: 0,
             dead: false,
             buffers: Vec::new(),
             free: Vec::new(),
@@ -141,6 +149,7 @@ impl SendQueue {
             }
             return Ok(());
         }
+        let patient = batch.patient && self.may_wait();
         let mut seq = batch.first_seq;
         let last_template = batch.work.len().wrapping_sub(1);
         for (i, t) in batch.work.iter().enumerate() {
@@ -159,6 +168,7 @@ impl SendQueue {
                 kind: if t.op == Op::Read { Kind::Read } else { Kind::Write },
                 has_imm,
                 signaled: batch.signaled && batch.extra.is_none() && i == last_template,
+                patient,
                 fenced: false,
                 done: false,
             };
@@ -166,10 +176,20 @@ impl SendQueue {
             seq += 1;
         }
         if let Some(extra) = &batch.extra {
-            let wr = self.extra(extra, seq, batch.signaled);
+            let wr = Wr { patient, ..self.extra(extra, seq, batch.signaled) };
             self.append(wr);
         }
         Ok(())
+    }
+
+    /// Whether an acknowledgement may come later: a peer that never has nothing else to do gives one now and then all the same.
+    fn may_wait(&mut self) -> bool {
+        self.patient_run += 1;
+        if self.patient_run < MAX_PATIENT_RUN.min(self.depth / 4) {
+            return true;
+        }
+        self.patient_run = 0;
+        false
     }
 
     fn check(&self, batch: &Batch<'_>) -> Result<(), FabricError> {
@@ -443,12 +463,27 @@ mod tests {
     }
 
     fn batch(work: &[Template], first_seq: u64, signaled: bool) -> Batch<'_> {
-        Batch { work, imm: None, extra: None, first_seq, signaled }
+        Batch { work, imm: None, extra: None, first_seq, signaled, patient: false }
     }
 
     fn send_all(queue: &mut SendQueue) {
         while let Some((_, wr)) = queue.next() {
             queue.advance(&wr, wr.len);
+        }
+    }
+
+    #[test]
+    fn of_many_that_can_wait_one_asks_at_once_well_before_the_queue_is_full() {
+        for (depth, each) in [(4, 1), (32, 8), (64, 16), (1024, 16)] {
+            let mut queue = SendQueue::new(ID, depth, 1);
+            let work = [template(Op::Write, 10)];
+            let mut urgent = Vec::new();
+            for n in 0..u64::from(depth) {
+                queue.push(&Batch { patient: true, ..batch(&work, n, true) }, &mut |_| ()).unwrap();
+                urgent.extend((!queue.at(n).patient).then_some(n + 1));
+            }
+            assert_eq!(urgent[..2.min(urgent.len())], [each, 2 * each][..2.min(urgent.len())], "{depth}");
+            assert_eq!(urgent.len() as u64, u64::from(depth) / each, "{depth}");
         }
     }
 
@@ -527,7 +562,14 @@ mod tests {
             remote_key: 0,
             fenced: true,
         };
-        let all = Batch { work: &work, imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+        let all = Batch {
+            work: &work,
+            imm: None,
+            extra: Some(extra),
+            first_seq: 0,
+            signaled: true,
+            patient: false,
+        };
         queue.push(&all, &mut |_| {}).unwrap();
         send_all(&mut queue);
         assert!(!queue.is_drained());

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_fabric::{Completion, EndpointConfig, EndpointId, FabricError};
@@ -23,6 +23,8 @@ pub(super) const RECV_PATIENCE: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(25);
 /// After so long somebody else goes on with what a caller of `poll` or `post` began.
 const LEASE: Duration = Duration::from_millis(1);
+/// Looks in vain after which acknowledgements that may come later are sent.
+const VAIN_LOOKS: u32 = 4;
 /// Endpoints of one fabric at most.
 const MAX_ENDPOINTS: usize = 1 << 16;
 
@@ -57,6 +59,11 @@ pub(super) struct Shared {
     cq_len: AtomicUsize,
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
     ready_len: AtomicUsize,
+    /// Whose acknowledgements wait until there is nothing else to do.
+    debtors: Mutex<Vec<EndpointId>>,
+    debts: AtomicUsize,
+    /// Looks in vain in a row while something is owed.
+    vain: AtomicU32,
     pub poller: Mutex<()>,
     armed: AtomicBool,
     wake: WakeUp,
@@ -88,6 +95,9 @@ impl Shared {
             cq_len: AtomicUsize::new(0),
             ready: Mutex::default(),
             ready_len: AtomicUsize::new(0),
+            debtors: Mutex::default(),
+            debts: AtomicUsize::new(0),
+            vain: AtomicU32::new(0),
             poller: Mutex::new(()),
             armed: AtomicBool::new(false),
             wake,
@@ -120,7 +130,12 @@ impl Shared {
         let id = EndpointId { slot, generation: entry.generation };
         let endpoint = Arc::new(Endpoint::new(id, *config, token));
         entry.endpoint = Some(Arc::clone(&endpoint));
+        let slots = table.slots.len();
         drop(table);
+        let mut debtors = self.debtors.lock();
+        let room = slots - debtors.len().min(slots);
+        debtors.reserve(room);
+        drop(debtors);
         self.tokens.lock().insert(token, id);
         self.cq.lock().reserve(config.sq_depth as usize + config.rq_depth as usize);
         self.ready.lock().reserve(1);
@@ -227,6 +242,51 @@ impl Shared {
         self.ready_len.load(Ordering::SeqCst) > 0
     }
 
+    // ---- acknowledgements that may come later
+
+    /// An acknowledgement of that endpoint's is due once there is nothing else to do.
+    pub fn owe(&self, endpoint: &Endpoint) {
+        if !endpoint.owing.swap(true, Ordering::SeqCst) {
+            let mut debtors = self.debtors.lock();
+            debtors.push(endpoint.id);
+            self.debts.store(debtors.len(), Ordering::SeqCst);
+        }
+    }
+
+    pub fn has_debts(&self) -> bool {
+        self.debts.load(Ordering::SeqCst) > 0
+    }
+
+    /// Before the ready endpoints have their turn: pays if there was none of them for some looks. One look in vain says little: hosts
+    /// take messages until there is none, and then answer them.
+    pub fn pay_when_idle(&self) {
+        if !self.has_debts() {
+            return;
+        }
+        let vain = if self.has_ready() { 0 } else { self.vain.load(Ordering::Relaxed) + 1 };
+        self.vain.store(vain % VAIN_LOOKS, Ordering::Relaxed);
+        if vain == VAIN_LOOKS {
+            self.pay();
+        }
+    }
+
+    /// There is nothing else to do: what is owed and has not gone along with something becomes ready to be sent.
+    pub fn pay(&self) {
+        while self.has_debts() {
+            let mut debtors = self.debtors.lock();
+            let next = debtors.pop();
+            self.debts.store(debtors.len(), Ordering::SeqCst);
+            drop(debtors);
+            let Some(endpoint) = next.and_then(|id| self.endpoint(id)) else { continue };
+            // Cleared first: what is received from here on is owed anew.
+            endpoint.owing.store(false, Ordering::SeqCst);
+            if endpoint.ack_due.load(Ordering::SeqCst) {
+                endpoint.tx_work.store(true, Ordering::SeqCst);
+                self.push_ready(&endpoint);
+            }
+        }
+    }
+
     // ---- events
 
     /// Turns what the kernel reports into ready endpoints; handles connections and timers on the way.
@@ -283,7 +343,7 @@ impl Shared {
 
     pub fn arm(&self) -> bool {
         self.armed.store(true, Ordering::SeqCst);
-        let idle = |s: &Shared| !s.has_completions() && !s.has_ready();
+        let idle = |s: &Shared| !s.has_completions() && !s.has_ready() && !s.has_debts();
         if idle(self) {
             self.collect();
             if idle(self) {

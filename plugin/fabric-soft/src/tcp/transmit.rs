@@ -11,7 +11,8 @@ use baton_fabric::{Sge, WcStatus};
 
 use super::endpoint::{Endpoint, State};
 use super::frame::{
-    self, ACK_WANTED, FrameOp, HEAD, Header, MAX_FRAME_BYTES, MAX_PIECES, MORE, Piece, Status, TRAILER,
+    self, ACK_LATER, ACK_WANTED, FrameOp, HEAD, Header, MAX_FRAME_BYTES, MAX_PIECES, MORE, Piece, Status,
+    TRAILER,
 };
 use super::guards::{Entry, Guards};
 use super::send_queue::{Kind, SendQueue, Wr};
@@ -154,6 +155,7 @@ impl Transmitter {
             if !due && !ask {
                 return false;
             }
+            shared.counters.acknowledgements_sent.add(1);
             let h = self.header(endpoint, FrameOp::Ack);
             self.push_header(&Header { flags: if ask { ACK_WANTED } else { 0 }, ..h });
         }
@@ -240,7 +242,7 @@ impl Transmitter {
                         (h.op, h.imm) = (FrameOp::Imm, wr.imm);
                     }
                     h.ends = 1;
-                    h.flags |= if wr.signaled { ACK_WANTED } else { 0 };
+                    h.flags |= ack_flag(&wr);
                     sq.advance(&wr, 0);
                 }
                 break;
@@ -260,7 +262,7 @@ impl Transmitter {
             h.count += 1;
             if sq.advance(&wr, len) {
                 h.ends += 1;
-                h.flags |= if wr.signaled { ACK_WANTED } else { 0 };
+                h.flags |= ack_flag(&wr);
                 if wr.has_imm {
                     (h.op, h.imm, h.message_bytes) = (FrameOp::Imm, wr.imm, wr.len);
                     break;
@@ -336,7 +338,7 @@ impl Transmitter {
         }
         if sq.advance(wr, len) {
             h.ends = 1;
-            h.flags = if wr.signaled { ACK_WANTED } else { 0 };
+            h.flags = ack_flag(wr);
             if off == 0 && wr.head > 0 && wr.head < len {
                 h.flags |= HEAD;
                 h.imm = wr.head;
@@ -555,6 +557,15 @@ impl Transmitter {
             n -= left;
             (self.at, self.off) = (self.at + 1, 0);
         }
+    }
+}
+
+/// How the completion of a work request is asked for.
+fn ack_flag(wr: &Wr) -> u8 {
+    match (wr.signaled, wr.patient) {
+        (false, _) => 0,
+        (true, false) => ACK_WANTED,
+        (true, true) => ACK_LATER,
     }
 }
 

@@ -355,7 +355,9 @@ pub fn poll_until(fabric: &dyn Fabric, enough: impl Fn(&[Completion]) -> bool) -
 }
 
 pub fn post(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) {
-    fabric.post(endpoint, &Batch { work, imm: None, extra: None, first_seq, signaled: true }).expect("post");
+    fabric
+        .post(endpoint, &Batch { work, imm: None, extra: None, first_seq, signaled: true, patient: false })
+        .expect("post");
 }
 
 pub fn status_of(fabric: &dyn Fabric, endpoint: EndpointId, work: &[Template], first_seq: u64) -> WcStatus {
@@ -541,8 +543,14 @@ impl Orders {
             .collect();
         println!("{MARK}{}", json!("started"));
         loop {
-            let batch =
-                Batch { work: &work, imm: None, extra: None, first_seq: self.next_seq, signaled: true };
+            let batch = Batch {
+                work: &work,
+                imm: None,
+                extra: None,
+                first_seq: self.next_seq,
+                signaled: true,
+                patient: false,
+            };
             self.next_seq += work.len() as u64;
             if let Err(error) = self.fabric().post(endpoint, &batch) {
                 return json!(error.to_string());

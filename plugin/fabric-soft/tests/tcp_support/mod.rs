@@ -70,6 +70,19 @@ impl Node {
         Node { fabric, stop, service: Some(service) }
     }
 
+    /// Whoever polls does everything from now on.
+    pub fn without_service(mut self) -> Node {
+        self.stop_service();
+        self
+    }
+
+    fn stop_service(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(service) = self.service.take() {
+            let _ = service.join();
+        }
+    }
+
     pub fn endpoint(&self, active: bool) -> (EndpointId, Value) {
         let config = EndpointConfig {
             sq_depth: DEPTH,
@@ -118,8 +131,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        let _ = self.service.take().unwrap().join();
+        self.stop_service();
     }
 }
 
@@ -194,7 +206,7 @@ pub fn template(op: Op, local: (u64, u64), remote: (u64, u64), len: usize) -> Te
 }
 
 pub fn post(node: &Node, endpoint: EndpointId, work: &[Template], imm: Option<u32>, first_seq: u64) {
-    let batch = Batch { work, imm, extra: None, first_seq, signaled: true };
+    let batch = Batch { work, imm, extra: None, first_seq, signaled: true, patient: false };
     node.fabric.post(endpoint, &batch).unwrap();
 }
 

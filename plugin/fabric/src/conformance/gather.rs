@@ -230,7 +230,8 @@ pub fn gather_lists_that_no_endpoint_can_send_are_refused_at_post(rig: &Rig) {
         ("a prefix that is not staged", unstaged),
         ("a WRITE", write),
     ] {
-        let batch = Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true };
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq: 0, signaled: true, patient: false };
         let refused = rig.fabric(0).post(a, &batch).expect_err(what);
         assert_eq!(refused.taken, 0, "{what}");
         let named = matches!(refused.error, FabricError::Limit(_) | FabricError::Invalid(_));

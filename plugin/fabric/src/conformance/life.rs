@@ -114,7 +114,8 @@ pub fn a_destroyed_endpoint_is_never_heard_of_again(rig: &Rig) {
         assert_eq!(before, polled(), "a completion of a destroyed endpoint");
         let stale = rig.fabric(0).post_recv(a, &[RecvSlot::default()]);
         assert!(stale.is_err(), "a destroyed endpoint took a RECV");
-        let batch = Batch { work: &[write], imm: None, extra: None, first_seq: 99, signaled: true };
+        let batch =
+            Batch { work: &[write], imm: None, extra: None, first_seq: 99, signaled: true, patient: false };
         assert!(rig.fabric(0).post(a, &batch).is_err(), "a destroyed endpoint took a post");
         // Harmless, as for an epoch that ends twice.
         rig.fabric(0).fence(a);

@@ -184,5 +184,7 @@ behaviours! {
         a_sleeping_service_thread_is_woken_by_every_message,
         arm_refuses_to_sleep_on_waiting_completions,
         a_poller_does_not_take_the_sleepers_bell,
+        what_a_poller_leaves_owing_is_not_forgotten,
+        what_nobody_waits_for_completes_all_the_same,
     }
 }

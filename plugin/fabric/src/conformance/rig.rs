@@ -370,9 +370,22 @@ impl<'a> Sender<'a> {
         extra: Option<Extra<'_>>,
         signaled: bool,
     ) -> Result<(), PostError> {
-        let batch = Batch { work, imm, extra, first_seq: self.next_seq, signaled };
+        let batch = Batch { work, imm, extra, first_seq: self.next_seq, signaled, patient: false };
+        self.post_batch(&batch)
+    }
+
+    /// One signaled work request that nobody waits for; its sequence.
+    pub fn post_patiently(&mut self, extra: Extra<'_>) -> u64 {
+        let first_seq = self.next_seq;
+        let batch =
+            Batch { work: &[], imm: None, extra: Some(extra), first_seq, signaled: true, patient: true };
+        self.post_batch(&batch).expect("post");
+        first_seq
+    }
+
+    fn post_batch(&mut self, batch: &Batch<'_>) -> Result<(), PostError> {
         self.next_seq += batch.len() as u64;
-        self.rig.fabric(self.side).post(self.endpoint, &batch)
+        self.rig.fabric(self.side).post(self.endpoint, batch)
     }
 
     /// Posts plain work, signaled, and waits for its success.

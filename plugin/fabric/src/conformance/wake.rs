@@ -102,6 +102,59 @@ pub fn a_poller_does_not_take_the_sleepers_bell(rig: &Rig) {
     wait_asleep(rig.fabric(1), 2);
 }
 
+/// The host's thread takes a message whose completion nobody is in a hurry for, and never looks again.
+pub fn what_a_poller_leaves_owing_is_not_forgotten(rig: &Rig) {
+    let Some(fd) = rig.fabric(1).event_fd() else { return };
+    let [a, b] = rig.pair();
+    rig.recvs(1, b, 0..1);
+    let target = rig.block(1, 64);
+    rig.stop_service();
+    let mut sender = Sender::new(rig, 0, a);
+    let mut out = [Completion::EMPTY; 8];
+    let give_up = std::time::Instant::now() + PATIENCE;
+    let in_time = |what: &str| assert!(std::time::Instant::now() < give_up, "{what}");
+    while rig.fabric(1).poll(&mut out) > 0 || !rig.fabric(1).arm() {
+        rig.fabric(1).serve(1 << 20);
+        in_time("nothing is there, and it may not sleep");
+    }
+    let seq = sender.post_patiently(extra(ExtraOp::WriteImm(1), &[7; 8], &target, 0));
+    while rig.fabric(1).poll(&mut out) == 0 {
+        rig.fabric(0).serve(1 << 20);
+        in_time("the message has not come");
+    }
+    assert_eq!(out[0].kind, CompletionKind::RecvImm(1));
+    // From here on nobody looks there but who is woken.
+    loop {
+        rig.fabric(0).serve(1 << 20);
+        if rig.fabric(0).poll(&mut out) > 0 {
+            assert_eq!(
+                (out[0].kind, out[0].status, out[0].seq),
+                (CompletionKind::Send, WcStatus::Success, seq)
+            );
+            return;
+        }
+        if sleep_on(fd, std::time::Duration::from_millis(1)) {
+            rig.fabric(1).serve(1 << 20);
+        }
+        in_time("nothing tells the sender that its message has come");
+    }
+}
+
+pub fn what_nobody_waits_for_completes_all_the_same(rig: &Rig) {
+    const AT_ONCE: u64 = 8;
+    let [a, b] = rig.pair();
+    let target = rig.block(1, 64);
+    let mut sender = Sender::new(rig, 0, a);
+    for round in 0..50u32 {
+        rig.recvs(1, b, 0..AT_ONCE as u32);
+        let last = (0..AT_ONCE)
+            .map(|_| sender.post_patiently(extra(ExtraOp::WriteImm(round), &[round as u8; 8], &target, 0)))
+            .last();
+        sender.wait_done(last.expect("some"));
+        assert_eq!(rig.bytes(&target)[..8], [round as u8; 8]);
+    }
+}
+
 pub fn arm_refuses_to_sleep_on_waiting_completions(rig: &Rig) {
     let Some(fd) = rig.fabric(0).event_fd() else { return };
     let [a, _] = rig.pair();
