@@ -10,6 +10,7 @@ use baton_fabric_soft::tcp::TcpConfig;
 use baton_fabric_soft::tcp::frame::{self, FrameOp, Header, Piece};
 use serde_json::{Value, json};
 
+#[allow(dead_code, reason = "the rig holds more than these tests need")]
 mod tcp_support;
 
 use tcp_support::*;
