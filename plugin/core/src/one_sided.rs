@@ -338,6 +338,7 @@ impl Session {
         self.continue_tails(TailRun { xfer, seq, part: 0, parts, whole }, mem)
     }
 
+    #[inline]
     pub(crate) fn continue_tails(&mut self, run: TailRun, mem: &dyn SessionMemory) -> PostStep {
         let TailRun { xfer, seq, part: nth, parts, whole } = run;
         let lanes = parts as u8;
@@ -354,7 +355,11 @@ impl Session {
         } else {
             self.tail_run = Some(TailRun { part: nth + 1, ..run });
         }
-        let (bytes, fenced) = (sum_bytes(transfer.work(), start, end), op == Op::Read && whole);
+        let bytes = match parts {
+            1 if whole => transfer.work().total_bytes(),
+            _ => sum_bytes(transfer.work(), start, end),
+        };
+        let fenced = op == Op::Read && whole;
         let (is_first, is_empty) = (nth == 0, transfer.tells_empty_message());
         let tail = Imm::of(if is_first { ImmKind::Empty } else { ImmKind::Tail }, lanes, seq);
         let (imm, extra) = if is_first && !is_empty {
