@@ -8,6 +8,7 @@ use crate::halt::Halt;
 use crate::host_calls::HostCalls;
 use crate::inbox::{Hook, HookFn, Inbox, Notification};
 use crate::landed::Landed;
+use crate::linger::Lingering;
 use crate::listen::{HalfOpen, ListenSpec};
 use crate::managed::Managed;
 use crate::peer::{Conn, Peer, PeerState, check_message};
@@ -88,6 +89,7 @@ impl Driver {
             partial_registrations_said: Mutex::default(),
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),
+            lingering: Lingering::default(),
             inbox: Inbox::default(),
             landed: Landed::default(),
             hook: Hook::new(),

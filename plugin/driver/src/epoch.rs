@@ -65,7 +65,10 @@ impl Shared {
     fn log_end(&self, peer: &Peer, channel: &Channel, reason: &EndReason) {
         let (name, epoch) = (peer.name(), channel.epoch.0);
         match reason {
-            EndReason::Disconnected | EndReason::Shutdown | EndReason::PeerFenced(_) => {
+            EndReason::Disconnected
+            | EndReason::Shutdown
+            | EndReason::PeerFenced(_)
+            | EndReason::PeerClosed(_) => {
                 tracing::info!("session with {name} ({}), epoch {epoch}, ends: {reason}", peer.instance);
             }
             _ => tracing::warn!("session with {name} ({}), epoch {epoch}, ends: {reason}", peer.instance),
@@ -161,6 +164,7 @@ impl Shared {
             state.waiting_until = channel.ending_since.plus_ms(scaled(RESUME_MS)).max(at_least);
         }
         state.rest_until = self.notify_deadline();
+        state.lingers_until = self.lingers_until(peer, &reason);
         self.counters.epochs_ended.fetch_add(1, Ordering::Relaxed);
         self.counters.partial_inbound.fetch_add(ended.partial_seqs.len() as u64, Ordering::Relaxed);
         peer.connected.store(false, Ordering::Release);
@@ -187,6 +191,7 @@ impl Shared {
                 self.wake_service();
             }
         }
+        self.linger(peer);
         self.forget_if_unused(peer);
     }
 
@@ -198,7 +203,9 @@ impl Shared {
             std::mem::forget(Arc::clone(&memory));
         }
         let closed = session.close(reason.clone());
-        state.carry = closed.carry;
+        // Meanwhile the host has gone on.
+        let queued = std::mem::replace(&mut state.carry, closed.carry);
+        state.carry.append(queued);
         let failed = closed
             .failed
             .into_iter()

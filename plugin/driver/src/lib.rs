@@ -24,6 +24,7 @@ mod inbox;
 mod landed;
 mod lane_map;
 mod lifeline;
+mod linger;
 mod listen;
 mod managed;
 mod memory;

@@ -11,6 +11,7 @@ use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::Shared;
 use crate::two_sided::{Outcome, TwoSided};
 use baton_core::Epoch;
+use baton_core::Nanos;
 use baton_core::lifeline::Lifeline as Watch;
 use baton_core::notify::{Carry, NotifyMode};
 use baton_core::peer::{EndReason, Session, SessionLimits, SessionSetup};
@@ -43,6 +44,7 @@ impl Shared {
         stash: Vec<baton_fabric::Completion>,
     ) {
         let now = self.clock.now();
+        state.lingers_until = Nanos(0);
         peer.rename(&mut state, &made.established.peer_name);
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         let setups = match self.setups(peer, &made) {

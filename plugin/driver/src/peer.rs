@@ -64,6 +64,8 @@ pub(crate) struct PeerState {
     pub rest: Rest,
     /// Without a session by then, its notifications are given up.
     pub rest_until: Nanos,
+    /// Of a peer that the host has not loaded: until then it may come back and resume its session; 0 when it may not.
+    pub lingers_until: Nanos,
     /// Posted transfers by token.
     pub inflight: Vec<Option<Arc<Xfer>>>,
     free_tokens: Vec<usize>,
@@ -137,6 +139,7 @@ impl Peer {
                 carry: Carry::default(),
                 rest: Rest::default(),
                 rest_until: Nanos(0),
+                lingers_until: Nanos(0),
                 inflight: Vec::with_capacity(64),
                 free_tokens: Vec::with_capacity(64),
                 waiting: VecDeque::with_capacity(16),
@@ -180,7 +183,15 @@ impl Peer {
         let session = state.conn.channel().and_then(|channel| channel.next_timeout());
         let waiting = state.has_waiting_transfers().then_some(state.waiting_until);
         let rest = state.rest_is_late(Nanos(u64::MAX)).then_some(state.rest_until);
-        queued.into_iter().chain(session).chain(waiting).chain(rest).chain(state.retry_at).min()
+        let lingers = (state.lingers_until != Nanos(0)).then_some(state.lingers_until);
+        queued
+            .into_iter()
+            .chain(session)
+            .chain(waiting)
+            .chain(rest)
+            .chain(lingers)
+            .chain(state.retry_at)
+            .min()
     }
 }
 

@@ -220,7 +220,7 @@ impl Shared {
                 tracing::debug!("FENCE of another epoch ({}) ignored", epoch.0)
             }
             LifelineFrame::SessionClose { reason } => {
-                self.end_epoch_of(lifeline, EndReason::PeerFenced(reason))
+                self.end_epoch_of(lifeline, EndReason::PeerClosed(reason))
             }
             LifelineFrame::Violation { text } => {
                 self.end_epoch_of(

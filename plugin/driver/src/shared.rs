@@ -10,6 +10,7 @@ use crate::host_calls::HostCalls;
 use crate::inbox::{Hook, Inbox, Notification};
 use crate::landed::Landed;
 use crate::lifeline::LifelineHandle;
+use crate::linger::Lingering;
 use crate::listen::HalfOpen;
 use crate::managed::Managed;
 use crate::peer::{Conn, Peer};
@@ -87,6 +88,7 @@ pub(crate) struct Shared {
     pub partial_registrations_said: Mutex<HashSet<(&'static str, bool)>>,
     pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
     pub epochs: Mutex<EpochBook>,
+    pub lingering: Lingering,
     pub inbox: Inbox,
     pub landed: Landed,
     pub hook: Hook,
@@ -191,6 +193,7 @@ impl Shared {
         let mut state = peer.state.lock();
         state.info = None;
         state.retry_at = None;
+        state.lingers_until = Nanos(0);
         state.fail_waiting(&err!(RemoteDisconnect, "{}: {reason}", peer.name()));
         // Message numbers start anew with the next session, so the old one must not be resumed.
         if matches!(state.conn, Conn::None) {
@@ -222,6 +225,7 @@ impl Shared {
                 state.machine.state(),
                 baton_core::handshake::LinkState::Idle | baton_core::handshake::LinkState::Backoff { .. }
             )
+            && state.lingers_until == Nanos(0)
             && !peer.bound.load(Ordering::Acquire);
         if unused && peers.get(&peer.instance).is_some_and(|known| Arc::ptr_eq(known, peer)) {
             self.epochs.lock().record(peer.instance, state.machine.memory().clone());
@@ -280,6 +284,11 @@ impl Shared {
         if state.retry_at.is_some_and(|at| at <= now) {
             state.retry_at = None;
             self.connect_if_wanted(peer, &mut state);
+        }
+        if state.lingers_until != Nanos(0) && state.lingers_until <= now {
+            state.lingers_until = Nanos(0);
+            drop(state);
+            self.forget_if_unused(peer);
         }
     }
 

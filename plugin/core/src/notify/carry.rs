@@ -84,6 +84,17 @@ impl Carry {
         *self = std::mem::take(self).restart();
     }
 
+    /// Puts what was queued while the epoch before was ending behind what that epoch did not get rid of.
+    pub fn append(&mut self, queued: Carry) {
+        for one in queued.unacknowledged {
+            let seq = NotifySeq(self.next_notify_seq);
+            self.next_notify_seq += 1;
+            self.unacknowledged.push_back(Standalone { seq, ..one });
+        }
+        self.unpopped_messages += queued.unpopped_messages;
+        self.unpopped_bytes += queued.unpopped_bytes;
+    }
+
     /// Takes out what waits, for a path that numbers it itself.
     pub fn drain(&mut self) -> VecDeque<Standalone> {
         std::mem::take(&mut self.unacknowledged)
@@ -143,6 +154,26 @@ impl Carry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_queued_at_an_end_comes_behind_what_the_epoch_left_under_numbers_of_its_own() {
+        let mut left =
+            Carry { next_notify_seq: 8, unpopped_messages: 2, unpopped_bytes: 20, ..Carry::default() };
+        left.unacknowledged.push_back(Standalone {
+            seq: NotifySeq(7),
+            message: b"left".to_vec(),
+            deadline: Nanos(1),
+        });
+        let mut queued = Carry { unpopped_messages: 1, unpopped_bytes: 5, ..Carry::default() };
+        queued.queue(b"first", Nanos(3), 100).expect("queue");
+        queued.queue(b"second", Nanos(4), 100).expect("queue");
+        left.append(queued);
+        let waiting: Vec<_> =
+            left.waiting().iter().map(|one| (one.seq.0, one.message.as_slice(), one.deadline.0)).collect();
+        assert_eq!(waiting, [(7, &b"left"[..], 1), (8, b"first", 3), (9, b"second", 4)]);
+        assert_eq!(left.queue(b"third", Nanos(5), 100).expect("queue"), NotifySeq(10));
+        assert_eq!((left.unpopped_messages, left.unpopped_bytes), (3, 25));
+    }
 
     #[test]
     fn what_waits_expires_only_by_the_deadline_that_it_was_given_last() {

@@ -351,6 +351,9 @@ pub enum EndReason {
     /// The peer fenced the session.
     #[error("the peer ended the session: {0}")]
     PeerFenced(String),
+    /// The peer closed the session in order: it will not be resumed.
+    #[error("the peer closed the session: {0}")]
+    PeerClosed(String),
     /// Its lifeline ended, or it does not answer.
     #[error("the peer is gone: {0}")]
     PeerGone(String),

@@ -45,7 +45,9 @@ impl TwoSided {
     pub fn take_over(&mut self, carry: &mut Carry) -> u64 {
         let mut lost = 0;
         for waiting in carry.drain() {
-            if let Err(e) = self.notify(&waiting.message, Nanos(u64::MAX)) {
+            let body = seal(Tell::message(Some(&waiting.message)));
+            self.notes += 1;
+            if let Err(e) = self.exec.channel.adopt(self.notes, &body, Resolve::Taken, Nanos(u64::MAX)) {
                 tracing::error!("a notification of {} bytes is lost: {e}", waiting.message.len());
                 lost += 1;
             }

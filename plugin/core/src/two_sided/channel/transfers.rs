@@ -116,6 +116,21 @@ impl Channel {
         if bytes >= limit {
             return Err(TwoSubmitError::TooManyBytes { what: "notifications", bytes, limit });
         }
+        self.adopt(token, message, resolve, deadline)
+    }
+
+    /// As [`Channel::notify`], for what was taken from the host while there was no session: however much waits, it must not be lost.
+    ///
+    /// # Errors
+    /// The channel has ended, or the message is longer than the session permits.
+    pub fn adopt(
+        &mut self,
+        token: u64,
+        message: &[u8],
+        resolve: Resolve,
+        deadline: Nanos,
+    ) -> Result<(), TwoSubmitError> {
+        self.check_message(message)?;
         self.durable.notes_out.push(Owner::Host { token, resolve }, 0, message.to_vec(), deadline);
         Ok(())
     }

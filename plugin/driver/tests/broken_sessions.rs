@@ -1,0 +1,132 @@
+//! Sessions that break again and again while notifications go on: what the host was told is on its way arrives once, in order.
+
+mod common;
+
+use baton_driver::{Code, Desc, Driver, Status};
+use baton_fabric::{Memory, MemoryKind, Op};
+use common::*;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+const LEN: usize = 64 * 1024;
+const BREAKS: usize = 12;
+
+/// Registered at its owner, and then taken away.
+struct Gone {
+    addr: u64,
+    region: u64,
+}
+
+impl Gone {
+    fn new(owner: &Driver) -> Gone {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: fresh pages that only this test knows.
+        let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, access, MapFlags::PRIVATE) };
+        let pages = pages.expect("mmap");
+        let memory = Memory {
+            addr: pages as u64,
+            len_bytes: LEN as u64,
+            kind: MemoryKind::Dram,
+            device: 0,
+            remote_read: true,
+            remote_write: true,
+            ordered: false,
+        };
+        let region = owner.register(&memory).expect("register");
+        let fixed = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the pages are ours; that they are still registered is what is tested. Nobody else may have their place.
+        unsafe {
+            munmap(pages, LEN).expect("munmap");
+            mmap_anonymous(pages, LEN, ProtFlags::empty(), fixed).expect("mmap");
+        }
+        Gone { addr: pages as u64, region }
+    }
+}
+
+/// Told when it goes, also by a check that fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Numbered messages to b until it is told to stop; how many.
+fn send_numbers(a: &Driver, stop: &AtomicBool) -> u64 {
+    let mut number = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        match a.notify("b", &number.to_le_bytes()) {
+            Ok(()) => number += 1,
+            // It keeps as many as it takes.
+            Err(full) => {
+                assert_eq!(full.code, Code::Limit, "{full}");
+                std::thread::yield_now();
+            }
+        }
+    }
+    number
+}
+
+/// The numbers that have come must be those that come next.
+fn take_numbers(b: &Driver, next: &mut u64) {
+    for one in b.take_notifications(usize::MAX).expect("take") {
+        let number = u64::from_le_bytes(one.message.as_slice().try_into().expect("a number"));
+        assert_eq!(number, *next, "lost below, twice above");
+        *next += 1;
+    }
+}
+
+fn numbers_arrive_once_and_in_order_whatever_breaks(fabric: &str, b_knows_a: bool) {
+    let (a, b) = (engine("a", &[fabric]), engine("b", &[fabric]));
+    a.load_remote(Some("b"), b.conn_info()).expect("load b");
+    if b_knows_a {
+        b.load_remote(Some("a"), a.conn_info()).expect("load a");
+    }
+    let gone = Gone::new(&b);
+    let here = Buffer::new(&a, LEN, 1);
+    let region = a.import("b", &b.export(gone.region).expect("export")).expect("import");
+    let remote = Desc { addr: gone.addr, len_bytes: LEN as u64, region, reserved: 0 };
+    let read = a.create_xfer(Op::Read, "b", &[here.desc(0, LEN, here.region)], &[remote]).expect("create");
+    let (stop, mut next) = (AtomicBool::new(false), 0);
+    let sent = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| send_numbers(&a, &stop));
+        let stopping = Stop(&stop);
+        for _ in 0..BREAKS {
+            let so_far = next;
+            a.post(&read, None).expect("post");
+            let give_up = Instant::now() + WATCHDOG;
+            // Each time after some have come again.
+            while matches!(a.status(&read), Status::InProgress) || next < so_far + 100 {
+                take_numbers(&b, &mut next);
+                assert!(Instant::now() < give_up, "{fabric}: {} {}", a.stats(), b.stats());
+            }
+            assert!(matches!(a.status(&read), Status::Failed(_)), "{fabric}");
+        }
+        drop(stopping);
+        sending.join().expect("the sender")
+    });
+    let give_up = Instant::now() + WATCHDOG;
+    while next < sent {
+        take_numbers(&b, &mut next);
+        assert!(Instant::now() < give_up, "{fabric}: {next} of {sent}; {} {}", a.stats(), b.stats());
+    }
+    let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
+    assert!(stats["counters"]["epochs_ended"].as_u64() >= Some(BREAKS as u64), "{stats}");
+    here.assert_guards();
+}
+
+#[test]
+fn notifications_given_while_an_epoch_ends_arrive_once_and_in_order() {
+    for fabric in ["local", "tcp", "local two-sided", "tcp two-sided", "local auto"] {
+        numbers_arrive_once_and_in_order_whatever_breaks(fabric, true);
+    }
+}
+
+#[test]
+fn a_target_that_has_never_heard_of_the_sender_resumes_its_sessions_too() {
+    for fabric in ["local", "tcp", "local two-sided", "tcp two-sided", "local auto"] {
+        numbers_arrive_once_and_in_order_whatever_breaks(fabric, false);
+    }
+}
