@@ -54,8 +54,8 @@ impl Shared {
         if matches!(reason, EndReason::PeerGone(_)) {
             state.machine.lifeline_ended(channel.epoch);
         }
-        if matches!(reason, EndReason::Violation(_)) {
-            self.counters.violations.fetch_add(1, Ordering::Relaxed);
+        if let EndReason::Violation(violation) = &reason {
+            *self.counters.violations.lock().entry(violation.cause()).or_default() += 1;
         }
         state.machine.draining(channel.epoch);
         self.log_end(peer, &channel, &reason);

@@ -28,7 +28,7 @@ use baton_core::wire::{HostId, SessionKey, check_name};
 use baton_core::{Instance, Nanos};
 use baton_fabric::Fabric;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -58,7 +58,8 @@ pub(crate) struct Counters {
     pub accepts_dropped: AtomicU64,
     pub listener_pauses: AtomicU64,
     pub revokes_unanswered: AtomicU64,
-    pub violations: AtomicU64,
+    /// By cause.
+    pub violations: Mutex<BTreeMap<String, u64>>,
     pub lifelines_broken: AtomicU64,
     pub stale_fences: AtomicU64,
     pub registrations_partial: AtomicU64,

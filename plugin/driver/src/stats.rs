@@ -63,6 +63,7 @@ impl Shared {
     fn counter_values(&self) -> Value {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let c = &self.counters;
+        let violations = c.violations.lock().clone();
         json!({
             "sessions_opened": read(&c.sessions_opened),
             "epochs_ended": read(&c.epochs_ended),
@@ -77,7 +78,8 @@ impl Shared {
             "hook_events_dropped": read(&self.hook.dropped),
             "partial_inbound": read(&c.partial_inbound),
             "revokes_unanswered": read(&c.revokes_unanswered),
-            "violations": read(&c.violations),
+            "violations": violations.values().sum::<u64>(),
+            "violations_by_cause": violations,
             "lifelines_broken": read(&c.lifelines_broken),
             "stale_fences": read(&c.stale_fences),
             "registrations_partial": read(&c.registrations_partial),

@@ -313,6 +313,9 @@ fn each_way_of_telling_is_a_violation_where_the_other_was_agreed_and_a_send_too_
         assert!(matches!(attacker.hear(), Some(LifelineFrame::Violation { .. })));
         scene.assert_ended(attacker);
         assert_eq!(scene.victim.counter("violations"), 2);
+        // Each cause by itself, also when those peers are forgotten.
+        let causes = scene.victim.stats()["counters"]["violations_by_cause"].clone();
+        assert_eq!(causes, serde_json::json!({ "UnexpectedImmediate": 1, "UnexpectedSend": 1 }));
         let mut attacker = scene.attack_with(false);
         attacker.send(1, &[0; 8201]);
         attacker.expect_refusal(1);

@@ -132,3 +132,44 @@ pub enum Violation {
         len: usize,
     },
 }
+
+impl Violation {
+    /// What rule was broken, without the values: names of variants, the outermost first, for counters. There are as many as there are
+    /// variants, whatever a peer sends.
+    #[must_use]
+    pub fn cause(&self) -> String {
+        let text = format!("{self:?}");
+        let name =
+            |text: &str| text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or("").to_owned();
+        let outer = text.split_once(' ').map_or(text.as_str(), |(outer, _)| outer);
+        let outer = outer.split('(').map(name).filter(|name| name.starts_with(char::is_alphabetic));
+        let inner = text.split_once("error: ").map(|(_, inner)| name(inner));
+        outer.chain(inner).collect::<Vec<_>>().join(".")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notify::RecordError;
+    use crate::two_sided::codec::{FrameError, MessageError};
+
+    #[test]
+    fn a_cause_names_the_rule_and_no_value() {
+        let lane = LaneId(3);
+        let of = |violation: TwoViolation| Violation::from(violation).cause();
+        for (cause, expected) in [
+            (Violation::Repeated { seq: 77, lane }.cause(), "Repeated"),
+            (
+                Violation::Record { ring: RingId::Lane(lane), error: RecordError::Magic(0xbad) }.cause(),
+                "Record.Magic",
+            ),
+            (of(TwoViolation::Frame(FrameError::Magic(7))), "TwoSided.Frame.Magic"),
+            (of(TwoViolation::Frame(FrameError::Crc { got: 1, expected: 2 })), "TwoSided.Frame.Crc"),
+            (of(TwoViolation::Message { lane, error: MessageError::Kind(9) }), "TwoSided.Message.Kind"),
+            (of(TwoViolation::LaneSeq { lane, got: 5, expected: 4 }), "TwoSided.LaneSeq"),
+        ] {
+            assert_eq!(cause, expected);
+        }
+    }
+}
