@@ -5,6 +5,7 @@ use crate::error::{Code, Result};
 use crate::lane_map::LaneMap;
 use crate::lifeline::LifelineHandle;
 use crate::memory::EpochMemory;
+use crate::names::HeldName;
 use crate::peer::submit_error;
 use crate::transfer::Xfer;
 use crate::two_sided::TwoSided;
@@ -33,6 +34,8 @@ pub(crate) struct Channel {
     pub verified: bool,
     /// What the listener kept to verify the initiator once its connection information arrives.
     pub identity: Option<IdentityProof>,
+    /// The peer's name, until the end begins.
+    pub held_name: Option<HeldName>,
     /// When its end began.
     pub ending_since: Nanos,
     /// Ending, and a thread is at it.
@@ -63,6 +66,11 @@ pub(crate) enum Path {
 }
 
 impl Channel {
+    /// Whether what comes over it is said under that name.
+    pub fn speaks_as(&self, name: &str) -> bool {
+        self.held_name.as_ref().is_some_and(|held| held.name() == name)
+    }
+
     /// Takes completions of one endpoint, most likely its `nth`, to the path that it belongs to. `false`: it has no such endpoint.
     pub fn on_completions(
         &mut self,

@@ -4,6 +4,7 @@ use crate::dial::{Dialer, read_frame, send_frame};
 use crate::endpoints::{EndpointSet, Side};
 use crate::err;
 use crate::error::{Code, Error, Result};
+use crate::names::HeldName;
 use crate::peer::{Peer, PeerState, PendingAttempt};
 use crate::shared::Shared;
 use baton_core::handshake::{Begin, Established, HandshakeError, IdentityProof, Initiator};
@@ -12,6 +13,7 @@ use baton_core::wire::{
     ResumeToken, parse_candidate,
 };
 use baton_core::{Nanos, SessionId};
+use parking_lot::MutexGuard;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -104,7 +106,7 @@ impl Failed {
     /// The peer only asked for patience; what waits goes on waiting.
     fn is_transient(&self) -> bool {
         matches!(&*self.cause, HandshakeError::Refused(refusal)
-            if matches!(refusal.code, ErrorCode::GlareWait | ErrorCode::AlreadyOpen | ErrorCode::Busy))
+            if matches!(refusal.code, ErrorCode::GlareWait | ErrorCode::AlreadyOpen | ErrorCode::NameInUse | ErrorCode::Busy))
     }
 }
 
@@ -147,17 +149,40 @@ impl Shared {
         let attempt = start.attempt;
         let outcome = self.attempt(peer, start);
         let mut state = peer.state.lock();
+        let name = outcome.as_ref().ok().map(|made| self.claim_made(peer, &mut state, made));
         let stash = state.pending.take_if(|pending| pending.attempt == attempt).map(|pending| pending.stash);
-        match outcome {
+        match (outcome, name) {
             // The end of the engine has already been at this peer's sessions.
-            Ok(made) if self.usable().is_ok() && state.machine.connected(attempt, &made.established) => {
-                self.open_session(peer, state, made, stash.unwrap_or_default());
+            (Ok(made), Some(Ok(name)))
+                if self.usable().is_ok() && state.machine.connected(attempt, &made.established) =>
+            {
+                self.open_session(peer, state, made, name, stash.unwrap_or_default());
             }
-            Ok(made) => {
+            (Ok(made), name) => {
+                if let Some(Err(refused)) = name {
+                    self.attempt_failed(peer, &mut state, attempt, &Failed::from(refused));
+                }
                 drop(state);
                 self.abandon(made.set);
             }
-            Err(failed) => self.attempt_failed(peer, &mut state, attempt, &failed),
+            (Err(failed), _) => self.attempt_failed(peer, &mut state, attempt, &failed),
+        }
+    }
+
+    /// Takes the peer's name, which the host gave it, from whoever has it. Nothing else of the peer has been looked at yet.
+    fn claim_made(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        state: &mut MutexGuard<'_, PeerState>,
+        made: &Made,
+    ) -> Result<HeldName> {
+        loop {
+            self.usable()?;
+            match self.claim_name(peer, state, &made.established.peer_name) {
+                Ok(Some(name)) => return Ok(name),
+                Ok(None) => {}
+                Err(refusal) => return Err(err!(RemoteDisconnect, "{refusal}")),
+            }
         }
     }
 
@@ -176,7 +201,9 @@ impl Shared {
         let retry_at = state.machine.failed(now, attempt, &failed.cause, crate::shared::random_u64() as u32);
         let Some(retry_at) = retry_at else { return tracing::debug!("a void attempt ended: {error}") };
         self.counters.connects_failed.fetch_add(1, Ordering::Relaxed);
-        let patient = self.is_stopping() || failed.is_transient() && now < state.waiting_until;
+        state.told_to_wait = failed.is_transient();
+        let somebody_waits = now < state.waiting_until || state.callers > 0;
+        let patient = self.is_stopping() || state.told_to_wait && somebody_waits;
         if patient {
             tracing::debug!("{error}");
         } else {
@@ -337,6 +364,13 @@ impl Shared {
             let _told = failure.send.map(|frame| send_frame(stream, &frame, deadline));
             failure.cause
         })?;
+        if reply.reply.name != info.name {
+            let (expected, got) = (info.name.clone(), reply.reply.name.clone());
+            let text = format!("REPLY.name: {got:?} instead of {expected:?}, as connection information says");
+            let _told =
+                reply.refuse(ErrorCode::BadIdentity, text).map(|frame| send_frame(stream, &frame, deadline));
+            return Err(HandshakeError::Mismatch { message: "REPLY", field: "name", expected, got }.into());
+        }
         let chosen = reply.chosen;
         if chosen > 0 {
             // Why is known to the listener, which logs it.

@@ -90,6 +90,7 @@ impl Driver {
             peers: RwLock::new(HashMap::new()),
             epochs: Mutex::new(EpochBook::default()),
             lingering: Lingering::default(),
+            names: Arc::default(),
             inbox: Inbox::default(),
             landed: Landed::default(),
             hook: Hook::new(),
@@ -206,12 +207,13 @@ impl Driver {
         let wrong = match &mut state.conn {
             Conn::Open(channel) if !channel.verified => {
                 channel.verified = channel.identity.as_ref().is_some_and(|identity| identity.verify(key));
-                !channel.verified
+                !channel.verified || !channel.speaks_as(name)
             }
+            Conn::Open(channel) => !channel.speaks_as(name),
             _ => false,
         };
         if wrong {
-            let why = "the session's other end does not prove to be the instance it claims".into();
+            let why = "the session's other end does not prove to be the instance and name it claims".into();
             self.shared.end_epoch(peer, &mut state, EndReason::PeerGone(why));
         }
         state.release_waiting(self.shared.clock.now());
@@ -262,7 +264,7 @@ impl Driver {
             if state.outgoing().is_some() {
                 return Ok(true);
             }
-            if let Some(error) = state.last_error.clone() {
+            if let Some(error) = state.last_error.clone().filter(|_| !state.told_to_wait) {
                 return Err(error);
             }
             self.shared.start_connect(peer, state);

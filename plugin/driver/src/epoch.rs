@@ -41,7 +41,7 @@ pub(crate) struct Ended {
 impl Shared {
     /// Begins the end: nothing is posted from here on, a janitor does the rest. Harmless when it has begun already.
     pub(crate) fn end_epoch(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState, reason: EndReason) {
-        let channel = match std::mem::replace(&mut state.conn, Conn::None) {
+        let mut channel = match std::mem::replace(&mut state.conn, Conn::None) {
             Conn::Open(channel) => channel,
             Conn::Ending(mut channel) => {
                 if channel.reason.as_ref().is_some_and(EndReason::is_consequence) {
@@ -58,6 +58,7 @@ impl Shared {
             *self.counters.violations.lock().entry(violation.cause()).or_default() += 1;
         }
         state.machine.draining(channel.epoch);
+        channel.held_name = None;
         self.log_end(peer, &channel, &reason);
         self.begin_ending(peer, state, channel, reason);
     }

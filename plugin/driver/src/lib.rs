@@ -28,6 +28,7 @@ mod linger;
 mod listen;
 mod managed;
 mod memory;
+mod names;
 mod open;
 mod peer;
 mod progress;

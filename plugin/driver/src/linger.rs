@@ -36,6 +36,7 @@ impl Shared {
                 | EndReason::Disconnected
                 | EndReason::Shutdown
                 | EndReason::PeerRestarted
+                | EndReason::NameOfAnother(_)
                 | EndReason::PeerClosed(_)
         );
         let stranger = !peer.bound.load(Ordering::Acquire);

@@ -6,6 +6,7 @@ use crate::dial::{prepare, read_frame, send_frame};
 use crate::endpoints::{EndpointSet, Side};
 use crate::err;
 use crate::error::Result;
+use crate::names::HeldName;
 use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::{Shared, random_bytes, random_u64};
 use baton_core::SessionId;
@@ -133,6 +134,13 @@ struct Half {
     reader: FrameReader,
 }
 
+/// A session may open, with the peer still locked.
+struct Accepted<'a> {
+    state: MutexGuard<'a, PeerState>,
+    proof: Proof,
+    name: HeldName,
+}
+
 impl Shared {
     /// Accepts what waits at the listener; each connection gets an executor thread.
     pub(crate) fn accept(self: &Arc<Self>) {
@@ -206,6 +214,9 @@ impl Shared {
         let deadline = Instant::now() + self.scaled(HALF_OPEN_MS);
         let hello = received.hello.clone();
         if let Decision::Refuse(refusal) = self.with_machine(&hello, |machine| machine.on_hello(&hello)) {
+            return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+        }
+        if let Err(refusal) = self.look_at_name(&hello) {
             return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
         }
         let (set, theirs, received) = match self.choose_fabric(received, deadline) {
@@ -344,8 +355,11 @@ impl Shared {
         let refused = match self.peer_for(ready.hello.instance, &ready.hello.name) {
             Err(e) => Refusal::new(ErrorCode::Limit, e.to_string()),
             Ok(peer) => match self.verdict(&peer, &ready) {
-                Ok((state, proof)) => return self.accept_session(&peer, state, proof, ready, half, deadline),
-                Err(refusal) => refusal,
+                Ok(accepted) => return self.accept_session(&peer, accepted, ready, half, deadline),
+                Err(refusal) => {
+                    self.forget_if_unused(&peer);
+                    refusal
+                }
             },
         };
         self.abandon(half.set);
@@ -357,7 +371,7 @@ impl Shared {
         self: &Arc<Self>,
         peer: &'a Arc<Peer>,
         ready: &ReadyReceived,
-    ) -> std::result::Result<(MutexGuard<'a, PeerState>, Proof), Refusal> {
+    ) -> std::result::Result<Accepted<'a>, Refusal> {
         let mut state = peer.state.lock();
         let drain_deadline = Instant::now() + self.scaled(DRAIN_WAIT_MS);
         loop {
@@ -377,7 +391,11 @@ impl Shared {
             };
             let epoch = ready.ready.epoch;
             match state.machine.on_ready(&ready.hello, epoch, proof, |token| ready.proves_resume(token)) {
-                Decision::Accept | Decision::AcceptAndYield => return Ok((state, proof)),
+                Decision::Accept | Decision::AcceptAndYield => {
+                    if let Some(name) = self.claim_name(peer, &mut state, &ready.hello.name)? {
+                        return Ok(Accepted { state, proof, name });
+                    }
+                }
                 Decision::Refuse(refusal) => return Err(refusal),
                 Decision::Proceed => {
                     return Err(Refusal::new(ErrorCode::Internal, "READY was answered like HELLO"));
@@ -401,12 +419,12 @@ impl Shared {
     fn accept_session(
         self: &Arc<Self>,
         peer: &Arc<Peer>,
-        mut state: MutexGuard<'_, PeerState>,
-        proof: Proof,
+        accepted: Accepted<'_>,
         ready: ReadyReceived,
         half: Half,
         deadline: Instant,
     ) -> Result<()> {
+        let Accepted { mut state, proof, name } = accepted;
         let identity = Some(ready.identity);
         let token = ResumeToken::new(random_bytes());
         let accepted = ready.accept(token).map_err(|e| err!(Protocol, "ACCEPT: {e}")).and_then(
@@ -434,7 +452,7 @@ impl Shared {
         let sent = send_frame(&mut answer, &frame, deadline);
         let verified = proof == Proof::Verified;
         let made = Made { set, theirs, agreed, established, stream, reader, identity, verified };
-        self.open_session(peer, state, made, Vec::new());
+        self.open_session(peer, state, made, name, Vec::new());
         sent
     }
 

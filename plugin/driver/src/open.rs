@@ -7,6 +7,7 @@ use crate::err;
 use crate::error::Result;
 use crate::lane_map::LaneMap;
 use crate::lifeline::Lifeline;
+use crate::names::HeldName;
 use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::Shared;
 use crate::two_sided::{Outcome, TwoSided};
@@ -41,6 +42,7 @@ impl Shared {
         peer: &Arc<Peer>,
         mut state: parking_lot::MutexGuard<'_, PeerState>,
         made: Made,
+        held_name: HeldName,
         stash: Vec<baton_fabric::Completion>,
     ) {
         let now = self.clock.now();
@@ -108,6 +110,7 @@ impl Shared {
             session_id: established.session,
             verified,
             identity,
+            held_name: Some(held_name),
             ending_since: now,
             has_janitor: false,
             reason: None,

@@ -79,6 +79,8 @@ pub(crate) struct PeerState {
     pub retry_at: Option<Nanos>,
     /// Error of the last failed attempt.
     pub last_error: Option<Error>,
+    /// The peer asked for patience with it: those who wait go on waiting.
+    pub told_to_wait: bool,
     pub epochs_ended: u64,
     /// It was said why SENDs take the place of immediates.
     pub send_mode_told: bool,
@@ -147,6 +149,7 @@ impl Peer {
                 waiting_until: Nanos(0),
                 retry_at: None,
                 last_error: None,
+                told_to_wait: false,
                 epochs_ended: 0,
                 send_mode_told: false,
                 revokes: Vec::new(),

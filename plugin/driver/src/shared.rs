@@ -13,6 +13,7 @@ use crate::lifeline::LifelineHandle;
 use crate::linger::Lingering;
 use crate::listen::HalfOpen;
 use crate::managed::Managed;
+use crate::names::Names;
 use crate::peer::{Conn, Peer};
 use crate::progress::{Poller, Routes};
 use crate::region::Mr;
@@ -55,6 +56,9 @@ pub(crate) struct Counters {
     pub connects_failed: AtomicU64,
     pub fallbacks: AtomicU64,
     pub handshakes_refused: AtomicU64,
+    pub names_refused: AtomicU64,
+    pub names_in_use: AtomicU64,
+    pub names_taken_back: AtomicU64,
     pub accepts_dropped: AtomicU64,
     pub listener_pauses: AtomicU64,
     pub revokes_unanswered: AtomicU64,
@@ -90,6 +94,7 @@ pub(crate) struct Shared {
     pub peers: RwLock<HashMap<Instance, Arc<Peer>>>,
     pub epochs: Mutex<EpochBook>,
     pub lingering: Lingering,
+    pub names: Arc<Names>,
     pub inbox: Inbox,
     pub landed: Landed,
     pub hook: Hook,
@@ -266,11 +271,12 @@ impl Shared {
         if let (Some(first), Some(last)) = (expired.first(), expired.last()) {
             self.counters.notifications_expired.fetch_add(expired.len() as u64, Ordering::Relaxed);
             tracing::warn!(
-                "{} notifications to {} (numbers {} to {}) found no session before their deadline and are lost",
+                "{} notifications to {} (numbers {} to {}) found no session before their deadline and are lost{}",
                 expired.len(),
                 peer.name(),
                 first.0,
-                last.0
+                last.0,
+                state.last_error.as_ref().map_or(String::new(), |why| format!("; {why}"))
             );
         }
         if state.has_waiting_transfers() && state.waiting_until <= now {

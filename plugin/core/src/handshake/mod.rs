@@ -19,6 +19,7 @@ mod initiator;
 mod lifeline_codec;
 mod link;
 mod listener;
+mod names;
 mod transcript;
 
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use initiator::{AwaitAccept, AwaitReply, Initiator, ReplyReceived};
 pub use lifeline_codec::{LifelineCodec, LifelineError};
 pub use link::{Answer, Begin, Link, LinkState, backoff_ms};
 pub use listener::{AwaitReady, HelloReceived, Listener, ReadyReceived};
+pub use names::{NameClaim, NameDecision, decide_name};
 pub use transcript::IdentityProof;
 
 use crate::ids::{Epoch, Instance, SessionId};

@@ -565,3 +565,34 @@ proptest! {
         prop_assert!(a.lifeline.open(&bytes).is_err());
     }
 }
+
+#[test]
+fn names_are_given_by_the_rules() {
+    use ErrorCode::*;
+    let refused = |code: ErrorCode| Err::<Option<Instance>, _>(code);
+    // (name, what the host calls the claimant A, who has the name; granted over whom, or refused)
+    let table = [
+        ("p", None, None, Ok(None)),
+        ("p", None, Some(A), Ok(None)),
+        ("p", None, Some(B), refused(NameInUse)),
+        ("p", Some("p"), None, Ok(None)),
+        ("p", Some("p"), Some(A), Ok(None)),
+        ("p", Some("p"), Some(B), Ok(Some(B))),
+        ("p", Some("q"), None, refused(BadIdentity)),
+        ("p", Some("q"), Some(B), refused(BadIdentity)),
+        ("me", None, None, refused(BadIdentity)),
+        ("me", Some("me"), None, refused(BadIdentity)),
+    ];
+    for (name, bound_as, holder, expected) in table {
+        let claim = NameClaim { instance: A, name, bound_as, holder };
+        let decided = match decide_name("me", &claim) {
+            NameDecision::Granted => Ok(None),
+            NameDecision::InPlaceOf(other) => Ok(Some(other)),
+            NameDecision::Refuse(refusal) => {
+                assert!(refusal.text.contains(name), "{refusal}");
+                Err(refusal.code)
+            }
+        };
+        assert_eq!(decided, expected, "{claim:?}");
+    }
+}

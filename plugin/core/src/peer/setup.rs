@@ -360,6 +360,9 @@ pub enum EndReason {
     /// Another instance answers at its address.
     #[error("the peer was restarted")]
     PeerRestarted,
+    /// The host has bound its name to another instance, which is connecting.
+    #[error("by this name the host means instance {0}, which connects now")]
+    NameOfAnother(Instance),
     /// The host disconnected.
     #[error("disconnected by the host")]
     Disconnected,

@@ -167,8 +167,11 @@ pub enum ErrorCode {
     GlareWait,
     /// The authenticator does not fit: another session key.
     BadAuthenticator,
-    /// The proof of identity does not fit the connection information that is loaded here.
+    /// The proof of identity, or the name, does not fit the connection information that is loaded here; or the name is the
+    /// listener's own.
     BadIdentity,
+    /// Another instance is connected under the initiator's name; try again later.
+    NameInUse,
     /// A message that is not what the protocol says.
     Malformed,
     /// No common version.
@@ -187,12 +190,13 @@ pub enum ErrorCode {
     Unknown,
 }
 
-const CODES: [(ErrorCode, &str); 12] = [
+const CODES: [(ErrorCode, &str); 13] = [
     (ErrorCode::PeerRestarted, "PEER_RESTARTED"),
     (ErrorCode::AlreadyOpen, "ALREADY_OPEN"),
     (ErrorCode::GlareWait, "GLARE_WAIT"),
     (ErrorCode::BadAuthenticator, "BAD_AUTHENTICATOR"),
     (ErrorCode::BadIdentity, "BAD_IDENTITY"),
+    (ErrorCode::NameInUse, "NAME_IN_USE"),
     (ErrorCode::Malformed, "MALFORMED"),
     (ErrorCode::Protocol, "PROTOCOL"),
     (ErrorCode::NoFabric, "NO_FABRIC"),
