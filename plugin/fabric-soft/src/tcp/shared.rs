@@ -132,13 +132,17 @@ impl Shared {
         entry.endpoint = Some(Arc::clone(&endpoint));
         let slots = table.slots.len();
         drop(table);
+        // All endpoints at once may be ready, or owe.
+        let mut ready = self.ready.lock();
+        let room = slots - ready.len().min(slots);
+        ready.reserve(room);
+        drop(ready);
         let mut debtors = self.debtors.lock();
         let room = slots - debtors.len().min(slots);
         debtors.reserve(room);
         drop(debtors);
         self.tokens.lock().insert(token, id);
         self.cq.lock().reserve(config.sq_depth as usize + config.rq_depth as usize);
-        self.ready.lock().reserve(1);
         Ok(endpoint)
     }
 
