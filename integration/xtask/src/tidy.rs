@@ -69,6 +69,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "host-api/shim/src/",
     "host-api/capi/src/",
     // A counting allocator proves that posting allocates nothing.
+    "plugin/core/tests/chunk_sets.rs",
     "plugin/core/tests/no_alloc.rs",
     // And another that an idle peer costs little.
     "plugin/core/tests/two_sided_thousand.rs",

@@ -18,7 +18,7 @@ struct Beside {
 }
 
 const LEN: usize = 150_000;
-const INBOX_BYTES: usize = 20_000;
+const INBOX_BYTES: usize = 4_000;
 const PEER_SLOTS: u32 = 24;
 /// What was refused is remembered by its status alone, at most 64 · the request depth of it.
 const REMEMBERED_BYTES: usize = 64 * 16 * 64;
@@ -290,9 +290,11 @@ fn a_flood_of_credit_requests() {
 }
 
 #[test]
-fn transfers_without_end_of_which_only_one_chunk_comes() {
-    let last = MAX_CHUNKS - 1;
-    let beside = Beside::run(1, |world, n| put(world, n, write(REGION, n + 1, last, MAX_CHUNKS, 2000)));
+fn transfers_without_end_of_which_only_scattered_chunks_come() {
+    let beside = Beside::run(1, |world, n| {
+        let (transfer, chunk) = (1 + n % 16, MAX_CHUNKS - 1 - 64 * (n / 16) as u32);
+        put(world, n, write(REGION, transfer, chunk, MAX_CHUNKS, 2000));
+    });
     beside.assert_goes_on();
     let counters = beside.counters();
     assert!(counters.refused_chunks > 0 && counters.nacks_sent > 0, "{counters:?}");

@@ -332,14 +332,34 @@ fn bookkeeping_for_a_peer_is_bounded_and_what_exceeds_it_is_refused() {
     let mut world = World::new(config, 13);
     world.hostile = true;
     world.settle();
-    for transfer in 1..10 {
+    for refused in 0..3 {
+        let mut sent = 0;
+        while world.nodes[0].channel.counters().refused_chunks == refused {
+            // One chunk of each word, where they cost most.
+            let (transfer, chunk) = (1 + refused, MAX_CHUNKS - 1 - 64 * sent);
+            let block = Block { transfer, ..block(chunk, MAX_CHUNKS, 0) };
+            send_data(&mut world, DataKind::Write, block, |_| ());
+            sent += 1;
+            assert!(world.nodes[0].channel.stats().inbox_bytes <= 10_000);
+            assert!(sent < 1000, "nothing is refused");
+        }
+        assert!(sent > 200, "{sent} chunks are not much; what was refused is free again");
+        assert_eq!(world.nodes[0].channel.counters().nacks_sent, 1 + refused);
+    }
+}
+
+#[test]
+fn bookkeeping_costs_what_was_sent_and_not_what_was_announced() {
+    let mut world = world(15);
+    let before = world.nodes[0].channel.stats().inbox_bytes;
+    for transfer in 2..11 {
         let last = MAX_CHUNKS - 1;
         send_data(&mut world, DataKind::Write, Block { transfer, ..block(last, MAX_CHUNKS, 0) }, |_| ());
-        assert!(world.nodes[0].channel.stats().inbox_bytes < 10_000);
     }
-    assert_eq!(world.nodes[0].channel.counters().refused_chunks, 9);
-    // The hostile node takes none of them: they end with the control RECVs that it had.
-    assert_eq!(world.nodes[0].channel.counters().nacks_sent, 8);
+    let grown = world.nodes[0].channel.stats().inbox_bytes - before;
+    assert_eq!(world.nodes[0].channel.counters().refused_chunks, 0);
+    assert!(grown <= 9 * 512, "nine short messages cost {grown} bytes");
+    assert_goes_on(&world);
 }
 
 #[test]

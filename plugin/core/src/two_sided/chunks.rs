@@ -1,5 +1,6 @@
 //! Pieces cut into chunks of one message each, and which chunks are in.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::codec::{Block, MAX_CHUNKS, MAX_PIECES};
@@ -132,50 +133,91 @@ impl ChunkMap {
     }
 }
 
-/// Which chunks are in. It grows to the highest one seen; a set of at most 64 needs no memory of its own.
+/// Chunks of a word of a [`ChunkSet`].
+const WORD_CHUNKS: u32 = u64::BITS;
+/// Bytes of one more word that is kept aside, its share of a tree whose nodes are all as empty as they may be.
+const WORD_BYTES: usize = 36;
+/// Bytes of the root of that tree, which stays.
+const ROOT_BYTES: usize = 256;
+
+/// Which chunks are in. Those that come in order, or almost, need no memory of their own, and none costs more than
+/// [`ChunkSet::MOST_BYTES_A_CHUNK`], wherever it is: what a peer announces costs nothing, only what it sends.
+///
+/// ```text
+///   0            front                    total
+///   |  all in   |  word  |  none in         |     but for the words aside
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ChunkSet {
-    first: u64,
-    more: Vec<u64>,
+    /// Number of the lowest word that was never full.
+    front: u32,
+    word: u64,
+    /// Other words: those before the front that are not full, as chunks were taken out, and those behind it that are not empty.
+    aside: BTreeMap<u32, u64>,
+    has_root: bool,
     count: u32,
 }
 
 impl ChunkSet {
+    /// That its own bytes grow by for one chunk.
+    pub const MOST_BYTES_A_CHUNK: usize = ROOT_BYTES + WORD_BYTES;
+
     /// How many are in.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Bytes of its own that it would have with chunk `nth` in it.
+    /// Bytes of its own that it would have at most with chunk `nth` in it.
     pub fn bytes_with(&self, nth: u32) -> usize {
-        self.more.len().max(nth as usize / 64) * 8
+        let at = nth / WORD_CHUNKS;
+        if at <= self.front || self.aside.contains_key(&at) {
+            return self.bytes();
+        }
+        ROOT_BYTES + (self.aside.len() + 1) * WORD_BYTES
     }
 
-    /// Bytes of its own.
+    /// Bytes of its own, at most.
     pub fn bytes(&self) -> usize {
-        self.more.len() * 8
+        if self.has_root { ROOT_BYTES + self.aside.len() * WORD_BYTES } else { 0 }
     }
 
     /// Whether it is in.
     pub fn contains(&self, nth: u32) -> bool {
-        let word = match nth as usize / 64 {
-            0 => self.first,
-            word => self.more.get(word - 1).copied().unwrap_or(0),
-        };
-        word >> (nth % 64) & 1 == 1
+        let at = nth / WORD_CHUNKS;
+        let word =
+            if at == self.front { self.word } else { self.aside.get(&at).copied().unwrap_or(self.usual(at)) };
+        word >> (nth % WORD_CHUNKS) & 1 == 1
+    }
+
+    /// A word that is neither aside nor at the front.
+    fn usual(&self, at: u32) -> u64 {
+        if at < self.front { u64::MAX } else { 0 }
     }
 
     /// `true` the first time.
     pub fn insert(&mut self, nth: u32) -> bool {
-        let (at, bit) = (nth as usize / 64, 1 << (nth % 64));
-        if at > self.more.len() {
-            self.more.resize(at, 0);
+        let (at, bit) = (nth / WORD_CHUNKS, 1 << (nth % WORD_CHUNKS));
+        if at != self.front {
+            return self.insert_aside(at, bit);
         }
-        let word = if at == 0 { &mut self.first } else { &mut self.more[at - 1] };
-        let first = *word & bit == 0;
-        *word |= bit;
+        let first = self.word & bit == 0;
+        self.word |= bit;
         self.count += u32::from(first);
+        while self.word == u64::MAX {
+            self.front += 1;
+            self.word = self.aside.remove(&self.front).unwrap_or(0);
+        }
         first
+    }
+
+    fn insert_aside(&mut self, at: u32, bit: u64) -> bool {
+        let before = self.aside.get(&at).copied().unwrap_or(self.usual(at));
+        if before & bit != 0 {
+            return false;
+        }
+        self.count += 1;
+        self.put_aside(at, before | bit);
+        true
     }
 
     /// Takes it out again; `false`: it was not in.
@@ -183,10 +225,24 @@ impl ChunkSet {
         if !self.contains(nth) {
             return false;
         }
-        let (at, bit) = (nth as usize / 64, 1 << (nth % 64));
-        *(if at == 0 { &mut self.first } else { &mut self.more[at - 1] }) &= !bit;
+        let (at, bit) = (nth / WORD_CHUNKS, 1 << (nth % WORD_CHUNKS));
         self.count -= 1;
+        if at == self.front {
+            self.word &= !bit;
+        } else {
+            let before = self.aside.get(&at).copied().unwrap_or(self.usual(at));
+            self.put_aside(at, before & !bit);
+        }
         true
+    }
+
+    fn put_aside(&mut self, at: u32, word: u64) {
+        if word == self.usual(at) {
+            self.aside.remove(&at);
+        } else {
+            self.has_root = true;
+            self.aside.insert(at, word);
+        }
     }
 }
 
@@ -209,6 +265,26 @@ mod tests {
         let max = u64::MAX;
         assert_eq!(cut(vec![piece(0, 2, max)], 1), CutError::Span { nth: 0, offset: 2, len: max });
         assert_eq!(ChunkMap::cut(vec![piece(0, 0, 1 << 24)].into(), 1).unwrap().total(), 1 << 24);
+    }
+
+    #[test]
+    fn a_set_costs_what_is_in_it_and_not_what_was_announced() {
+        let mut set = ChunkSet::default();
+        assert!(set.insert(MAX_CHUNKS - 1));
+        assert_eq!(set.bytes(), ChunkSet::MOST_BYTES_A_CHUNK);
+        for n in 0..9 {
+            set.insert(n * (MAX_CHUNKS / 9));
+        }
+        assert_eq!(set.bytes(), ROOT_BYTES + 9 * WORD_BYTES, "chunk 0 is at the front");
+    }
+
+    #[test]
+    fn chunks_in_order_cost_nothing() {
+        let mut set = ChunkSet::default();
+        for n in 0..10_000 {
+            assert!(set.insert(n) && set.contains(n) && !set.contains(n + 1));
+            assert_eq!(set.bytes(), 0);
+        }
     }
 
     proptest! {
@@ -249,11 +325,30 @@ mod tests {
                     prop_assert_eq!(set.remove(n), model.remove(&n));
                     continue;
                 }
-                let with = set.bytes_with(n);
+                let (before, with) = (set.bytes(), set.bytes_with(n));
+                prop_assert!(with - before <= ChunkSet::MOST_BYTES_A_CHUNK);
                 prop_assert_eq!(set.insert(n), model.insert(n));
-                prop_assert_eq!(set.bytes(), with);
+                prop_assert!(set.bytes() <= with);
             }
             prop_assert_eq!(set.count() as usize, model.len());
+            prop_assert!((0..1100).all(|n| set.contains(n) == model.contains(&n)));
+        }
+
+        #[test]
+        fn chunks_that_come_almost_in_order_leave_nothing_aside(
+            late in prop::collection::vec(0u32..200, 1000), lost in prop::collection::btree_set(0u32..1000, 0..10),
+        ) {
+            let mut order: Vec<u32> = (0..1000).collect();
+            order.sort_by_key(|&n| n + late[n as usize]);
+            let mut set = ChunkSet::default();
+            for &n in &order {
+                prop_assert!(set.insert(n));
+                prop_assert!(set.aside.len() <= 5, "{set:?}");
+            }
+            prop_assert!(lost.iter().all(|&n| set.remove(n) && !set.contains(n)));
+            prop_assert_eq!(set.count() as usize, 1000 - lost.len());
+            prop_assert!(lost.iter().all(|&n| set.insert(n)));
+            prop_assert_eq!((set.count(), set.aside.len()), (1000, 0));
         }
     }
 }

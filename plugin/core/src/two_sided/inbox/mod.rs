@@ -294,7 +294,8 @@ impl Inbox {
         if write.set.contains(block.chunk) {
             return Ok(Verdict::Duplicate);
         }
-        let growth = write.set.bytes_with(block.chunk) - write.set.bytes();
+        let before = write.set.bytes();
+        let growth = write.set.bytes_with(block.chunk) - before;
         let room = || {
             if self.state_bytes + growth > self.limits.state_bytes { Err(Status::TooMany) } else { Ok(()) }
         };
@@ -305,7 +306,8 @@ impl Inbox {
         }
         write.set.insert(block.chunk);
         write.copying += 1;
-        self.state_bytes += growth;
+        // What it brings into order frees more than it takes.
+        self.state_bytes = self.state_bytes + write.set.bytes() - before;
         Ok(Verdict::Place)
     }
 
@@ -337,7 +339,10 @@ impl Inbox {
     pub fn lost(&mut self, transfer: u64, chunk: u32) {
         let Some(Entry::Write(write)) = self.entries.get_mut(&transfer) else { return };
         write.copying -= 1;
+        let before = write.set.bytes();
         write.set.remove(chunk);
+        // Over the limit perhaps, by what a message costs for each that is on its way.
+        self.state_bytes = self.state_bytes + write.set.bytes() - before;
         self.settle_write(transfer);
     }
 
