@@ -416,11 +416,13 @@ impl Session {
         let template = self.transfers.work(xfer).templates()[first_template as usize + nth as usize];
         let (local_addr, remote_addr, len_bytes) =
             (template.local_addr, template.remote_addr, template.len_bytes);
-        self.transfers[xfer].failure = match status {
-            WcStatus::LocalAccess => Some(XferFailure::LocalAccess { local_addr, remote_addr, len_bytes }),
-            WcStatus::RemoteAccess => Some(XferFailure::RemoteAccess { local_addr, remote_addr, len_bytes }),
-            _ => None,
+        let failure = match status {
+            WcStatus::LocalAccess => XferFailure::LocalAccess { local_addr, remote_addr, len_bytes },
+            WcStatus::RemoteAccess => XferFailure::RemoteAccess { local_addr, remote_addr, len_bytes },
+            // What another lane told of it stands.
+            _ => return,
         };
+        self.transfers[xfer].failure = Some(failure);
     }
 
     /// The next thing to tell.

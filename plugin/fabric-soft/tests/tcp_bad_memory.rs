@@ -3,7 +3,8 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use baton_fabric::*;
 use serde_json::{Value, json};
@@ -250,6 +251,238 @@ fn a_write_from_memory_that_is_not_mapped_fails_locally_at_once() {
                 seq += 1;
             }
         }
+    });
+}
+
+/// What became of `sends` work requests of `a` and of `recvs` RECVs of `b`, neither of which has a thread of its own.
+fn outcomes(a: &Node, b: &Node, sends: usize, recvs: usize) -> (Vec<(u64, WcStatus)>, Vec<Completion>) {
+    let (mut sent, mut received, give_up) = (Vec::new(), Vec::new(), soon());
+    let mut out = [Completion::EMPTY; 16];
+    while sent.len() < sends || received.len() < recvs {
+        let n = b.fabric.poll(&mut out);
+        received.extend_from_slice(&out[..n]);
+        let n = a.fabric.poll(&mut out);
+        sent.extend(out[..n].iter().map(|c| (c.seq, c.status)));
+        assert!(Instant::now() < give_up, "in vain: {sent:?} {received:?}; {}", a.fabric.stats());
+    }
+    (sent, received)
+}
+
+/// Memory for one work request, of which the last bytes are not mapped.
+fn torn(node: &Node, len: usize, mapped: usize) -> (Pages, u64) {
+    let pages = Pages::new(node, PAGE + len);
+    pages.protect(PAGE, libc::PROT_NONE);
+    let at = pages.addr() + (PAGE - mapped) as u64;
+    (pages, at)
+}
+
+#[test]
+fn of_several_writes_only_the_one_whose_memory_is_not_mapped_fails() {
+    guarded(|| {
+        let (a, b) = (Node::new(), Node::new());
+        let bystanders = connect(&a, &b);
+        // Whoever polls `b` acknowledges, and nobody does before all is posted.
+        let (a, b) = (a.without_service(), b.without_service());
+        for (len, mapped) in [(64, 0), (64, 32), (2000, 0), (60_000, 0), (60_000, PAGE), (300_000, PAGE)] {
+            // Where it is in its frame: the first piece, or one behind others.
+            for before in [0, 5] {
+                let ends = in_background(&a, &b, || connect(&a, &b));
+                let placed = 3 + before;
+                let mut source = Block::new(&a, (placed + 2) * len);
+                source.fill(9);
+                let ((pages, torn_at), target) = (torn(&a, len, mapped), Block::new(&b, (placed + 3) * len));
+                let to = |i: usize| (target.addr() + (i * len) as u64, target.keys.remote);
+                let good = |i: usize, to| {
+                    let from = (source.addr() + (i * len) as u64, source.keys.local);
+                    template(Op::Write, from, to, len)
+                };
+                for i in 0..3 {
+                    post(&a, ends.0, &[good(i, to(i))], None, i as u64);
+                }
+                let mut work: Vec<_> = (3..placed).map(|i| good(i, to(i))).collect();
+                work.push(template(Op::Write, (torn_at, pages.keys.local), to(placed + 2), len));
+                work.extend([placed, placed + 1].map(|i| good(i, to(i))));
+                post(&a, ends.0, &work, None, 3);
+                let (found, _) = outcomes(&a, &b, 6, 0);
+                let culprit = placed as u64;
+                let expected = [
+                    (0, WcStatus::Success),
+                    (1, WcStatus::Success),
+                    (2, WcStatus::Success),
+                    // Those before it, of which only an error would be told, succeeded.
+                    (culprit, WcStatus::LocalAccess),
+                    (culprit + 1, WcStatus::Flushed),
+                    (culprit + 2, WcStatus::Flushed),
+                ];
+                assert_eq!(found, expected, "{len} bytes, {mapped} mapped, {before} before it in its batch");
+                in_background(&a, &b, || end(&a, &b, ends));
+                let mut bytes = pattern(9, (placed + 2) * len)[..placed * len].to_vec();
+                bytes.resize((placed + 2) * len, SENTINEL);
+                assert!(target.now()[MARGIN..].starts_with(&bytes), "{len} bytes");
+            }
+        }
+        in_background(&a, &b, || expect_alive(&a, &b, bystanders, 0));
+    });
+}
+
+#[test]
+fn of_several_messages_only_the_one_whose_memory_is_not_mapped_fails() {
+    guarded(|| {
+        let (a, b) = (Node::new().without_service(), Node::new().without_service());
+        // In one frame, and with whole frames of it gone before.
+        for (len, mapped) in [(3000, 0), (200_000, PAGE), (600_000, 300_000)] {
+            let ends = in_background(&a, &b, || connect(&a, &b));
+            let mut source = Block::new(&a, 3 * len);
+            source.fill(4);
+            let bad = Pages::new(&a, len);
+            bad.protect(mapped / PAGE * PAGE, libc::PROT_NONE);
+            let slots = Block::new(&b, 5 * len);
+            for id in 0..5 {
+                let addr = slots.addr() + (id * len) as u64;
+                let slot =
+                    RecvSlot { id: id as u32, addr, local_key: slots.keys.local, len_bytes: len as u32 };
+                b.fabric.post_recv(ends.1, &[slot]).unwrap();
+            }
+            let good = |i: usize| (source.addr() + (i * len) as u64, source.keys.local);
+            let all = [good(0), good(1), good(2), (bad.addr(), bad.keys.local), good(0)];
+            for (seq, (addr, local_key)) in (0..).zip(all) {
+                send(&a, ends.0, Sge { addr, local_key, len_bytes: len as u32 }, seq);
+            }
+            let (found, received) = outcomes(&a, &b, 5, 5);
+            let expected = [
+                (0, WcStatus::Success),
+                (1, WcStatus::Success),
+                (2, WcStatus::Success),
+                (3, WcStatus::LocalAccess),
+                (4, WcStatus::Flushed),
+            ];
+            assert_eq!(found, expected, "{len} bytes");
+            let kinds: Vec<_> = received.iter().map(|c| c.kind).collect();
+            let (whole, none) = (CompletionKind::RecvSend, CompletionKind::RecvFlushed);
+            assert_eq!(kinds, [whole, whole, whole, none, none]);
+            in_background(&a, &b, || end(&a, &b, ends));
+            assert!(slots.now()[MARGIN..].starts_with(&pattern(4, 3 * len)), "{len} bytes");
+        }
+    });
+}
+
+fn send(node: &Node, endpoint: EndpointId, piece: Sge, seq: u64) {
+    let extra = Extra {
+        op: ExtraOp::Send,
+        bytes: &[],
+        staged: None,
+        gather: &[piece],
+        remote_addr: 0,
+        remote_key: 0,
+        fenced: false,
+    };
+    let batch =
+        Batch { work: &[], imm: None, extra: Some(extra), first_seq: seq, signaled: true, patient: false };
+    node.fabric.post(endpoint, &batch).unwrap();
+}
+
+/// Serves two nodes that have no thread for as long as it takes.
+fn in_background<T>(a: &Node, b: &Node, body: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                a.fabric.serve(1 << 20);
+                b.fabric.serve(1 << 20);
+                std::thread::yield_now();
+            }
+        });
+        let result = body();
+        over.store(true, Ordering::Release);
+        result
+    })
+}
+
+#[test]
+fn a_read_in_front_of_a_write_whose_memory_is_not_mapped_is_answered() {
+    guarded(|| {
+        let (a, b, _, bystanders) = rig();
+        for (i, len) in SIZES.into_iter().enumerate() {
+            let ends = connect(&a, &b);
+            let (mut source, target, other) =
+                (Block::new(&b, 8 * len), Block::new(&a, 8 * len), Block::new(&b, len));
+            source.fill(8);
+            let (pages, torn_at) = torn(&a, len, 50);
+            let work = [
+                template(
+                    Op::Read,
+                    (target.addr(), target.keys.local),
+                    (source.addr(), source.keys.remote),
+                    8 * len,
+                ),
+                template(Op::Write, (torn_at, pages.keys.local), (other.addr(), other.keys.remote), len),
+            ];
+            post(&a, ends.0, &work[..1], None, 0);
+            post(&a, ends.0, &work[1..], None, 1);
+            let found: Vec<_> = a.wait(2).iter().map(|c| (c.seq, c.status)).collect();
+            assert_eq!(found, [(0, WcStatus::Success), (1, WcStatus::LocalAccess)], "{len} bytes");
+            end(&a, &b, ends);
+            target.expect(&pattern(8, 8 * len));
+            expect_alive(&a, &b, bystanders, i as u64);
+        }
+    });
+}
+
+#[test]
+fn of_several_writes_only_the_one_whose_memory_is_revoked_on_the_way_fails() {
+    const LONG: usize = 16 << 20;
+    guarded(|| {
+        let (a, b) = (Node::new().without_service(), Node::new().without_service());
+        let ends = in_background(&a, &b, || connect(&a, &b));
+        let (mut source, revoked) = (Block::new(&a, 1000), Block::new(&a, LONG));
+        source.fill(2);
+        let (target, far) = (Block::new(&b, 1000), Block::new(&b, LONG));
+        let good = template(
+            Op::Write,
+            (source.addr(), source.keys.local),
+            (target.addr(), target.keys.remote),
+            1000,
+        );
+        let bad =
+            template(Op::Write, (revoked.addr(), revoked.keys.local), (far.addr(), far.keys.remote), LONG);
+        for (seq, work) in (0..).zip([good, bad, good]) {
+            post(&a, ends.0, &[work], None, seq);
+        }
+        a.until("the connection takes no more", |a| {
+            a.fabric.serve(1 << 20);
+            a.counter("sends_blocked") > 0
+        });
+        a.fabric.deregister(revoked.keys, soon()).unwrap();
+        let (found, _) = outcomes(&a, &b, 3, 0);
+        let expected = [(0, WcStatus::Success), (1, WcStatus::LocalAccess), (2, WcStatus::Flushed)];
+        assert_eq!(found, expected);
+        target.expect(&pattern(2, 1000));
+    });
+}
+
+#[test]
+fn the_peers_acknowledgement_is_not_waited_for_without_end_and_nobody_else_is_blamed() {
+    guarded(|| {
+        let (a, b) = (Node::new(), Node::new().without_service());
+        let ends = in_background(&a, &b, || connect(&a, &b));
+        let (source, target) = (Block::new(&a, 1000), Block::new(&b, 1000));
+        let (pages, torn_at) = torn(&a, 1000, 500);
+        let write = |from| template(Op::Write, from, (target.addr(), target.keys.remote), 1000);
+        let good = (source.addr(), source.keys.local);
+        for (seq, from) in (0..).zip([good, good, (torn_at, pages.keys.local), good]) {
+            post(&a, ends.0, &[write(from)], None, seq);
+        }
+        // `b` does nothing.
+        let began = Instant::now();
+        let found: Vec<_> = a.wait(4).iter().map(|c| (c.seq, c.status)).collect();
+        let expected = [
+            (0, WcStatus::Flushed),
+            (1, WcStatus::Flushed),
+            (2, WcStatus::LocalAccess),
+            (3, WcStatus::Flushed),
+        ];
+        assert_eq!(found, expected);
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     });
 }
 

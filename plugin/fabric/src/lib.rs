@@ -162,7 +162,7 @@ pub trait Fabric: Send + Sync {
     fn disarm(&self);
 
     /// Moves the endpoint to the error state: nothing more is posted or accepted; outstanding work requests and RECVs come out of
-    /// [`Fabric::poll`] as `Flushed` (those that did succeed, as `Success`), in order. Never blocks.
+    /// [`Fabric::poll`] as `Flushed` (those that did succeed, or are at fault, as that), in order. Never blocks.
     fn fence(&self, endpoint: EndpointId);
 
     /// Whether a fenced endpoint touches no memory any more, here or through a peer that pulls from here.

@@ -341,7 +341,7 @@ pub enum Untaken {
 pub enum WcStatus {
     /// Done.
     Success,
-    /// Not executed: the endpoint is in error.
+    /// Not executed, or not known to be: the endpoint is in error, because of another work request or of something else.
     Flushed,
     /// A local key, bound or memory fault: the fault of this side's request.
     LocalAccess,

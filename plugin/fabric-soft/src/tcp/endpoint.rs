@@ -17,7 +17,8 @@ use super::shared::Shared;
 use super::sys;
 use super::transmit::Transmitter;
 
-/// How long a refusal waits, without a byte moving, for the peer to take note before the connection is cut.
+/// How long the last word of either side, a refusal or an acknowledgement, is waited for, without a byte of it moving, before the
+/// connection is cut.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// State of an endpoint; it only moves downwards.
@@ -28,7 +29,8 @@ pub(super) enum State {
     New = 0,
     /// Connected.
     Open = 1,
-    /// The peer did something that is refused: earlier READs are answered, then the refusal goes out, then it ends.
+    /// The peer did something that is refused, or cannot go on: earlier READs are answered, then the refusal or how far the peer came
+    /// goes out, then it ends.
     Closing = 2,
     /// Over.
     Failed = 3,
@@ -106,6 +108,9 @@ pub(super) struct Endpoint {
     pub rx_held: AtomicBool,
     /// There may be something to send.
     pub tx_work: AtomicBool,
+    /// Nothing comes any more, and nothing goes.
+    rx_over: AtomicBool,
+    tx_over: AtomicBool,
     /// The socket takes no more at the moment.
     pub tx_blocked: AtomicBool,
     /// In the list of ready endpoints.
@@ -149,6 +154,8 @@ impl Endpoint {
             heads: AtomicBool::new(false),
             rx_held: AtomicBool::new(false),
             tx_work: AtomicBool::new(false),
+            rx_over: AtomicBool::new(false),
+            tx_over: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             handed: AtomicBool::new(false),
@@ -219,17 +226,54 @@ impl Endpoint {
                 return;
             }
             inbound.refusal = Some((number, status));
-            if self.lower(State::Closing) {
-                *self.closing_since.lock() = Some(Instant::now());
-            }
+            self.lower(State::Closing);
         }
         shared.counters.refusals_sent.add(1);
+        self.last_word_is_due(shared);
+    }
+
+    /// The peer stopped in the middle of a request, because it cannot read its own memory any more: everything before that is answered and
+    /// acknowledged, then it ends.
+    pub fn peer_cannot_go_on(&self, shared: &Shared) {
+        {
+            let mut cause = self.cause.lock();
+            if !self.lower(State::Closing) {
+                return;
+            }
+            *cause = Some(WcStatus::PeerGone);
+        }
+        self.last_word_is_due(shared);
+    }
+
+    fn last_word_is_due(&self, shared: &Shared) {
         self.rx_stalled.store(false, Ordering::SeqCst);
         self.rx_held.store(false, Ordering::SeqCst);
         // What is on its way has to be read, or closing would cut off the refusal.
         self.rx_ready.store(true, Ordering::SeqCst);
         self.tx_work.store(true, Ordering::SeqCst);
+        self.give_up_later(shared);
+    }
+
+    /// The connection is cut unless it ends by itself soon.
+    pub fn give_up_later(&self, shared: &Shared) {
+        self.closing_since.lock().get_or_insert_with(Instant::now);
         shared.tick_soon();
+    }
+
+    /// The peer says nothing more, and wants nothing more than the last word.
+    pub fn nothing_comes(&self, shared: &Shared) {
+        self.rx_over.store(true, Ordering::SeqCst);
+        if self.tx_over.load(Ordering::SeqCst) {
+            self.fail(shared, None);
+        }
+    }
+
+    /// The last word went out, or cannot.
+    pub fn nothing_goes(&self, shared: &Shared) {
+        self.tx_over.store(true, Ordering::SeqCst);
+        if self.rx_over.load(Ordering::SeqCst) {
+            self.fail(shared, None);
+        }
     }
 
     /// Bytes went out; a peer that takes them is not given up.
@@ -252,7 +296,8 @@ impl Endpoint {
         self.fail(shared, Some(WcStatus::PeerGone));
     }
 
-    /// Ends the endpoint; the oldest work request gets `culprit`, the others are flushed as soon as nobody moves bytes.
+    /// Ends the endpoint; the oldest work request gets `culprit` (see [`SendQueue::flush`]), the others are flushed as soon as nobody moves
+    /// bytes.
     pub fn fail(&self, shared: &Shared, culprit: Option<WcStatus>) {
         {
             let mut cause = self.cause.lock();
@@ -311,7 +356,7 @@ impl Endpoint {
         self.flushed.load(Ordering::SeqCst)
     }
 
-    /// Deadlines: a RECV that does not come, a peer that does not take its refusal. `true`: look again.
+    /// Deadlines: a RECV that does not come, a last word that is not taken or does not come. `true`: look again.
     pub fn tick(&self, shared: &Shared, now: Instant, patience: Duration) -> bool {
         let mut again = false;
         if let Some(since) = *self.stalled_since.lock() {
@@ -320,9 +365,12 @@ impl Endpoint {
                 self.rx_stalled.store(false, Ordering::SeqCst);
             }
         }
-        if self.state() == State::Closing {
+        let closing_since = *self.closing_since.lock();
+        if let Some(since) = closing_since
+            && self.state() != State::Failed
+        {
             again = true;
-            if self.closing_since.lock().is_some_and(|since| now.duration_since(since) >= LINGER) {
+            if now.duration_since(since) >= LINGER {
                 self.fail(shared, None);
             }
         }

@@ -159,7 +159,11 @@ impl Receiver {
         while moved < budget {
             endpoint.rx_ready.store(false, Ordering::SeqCst);
             match sys::discard(fd, DISCARD) {
-                Ok(Some(0)) | Err(_) => {
+                Ok(Some(0)) => {
+                    endpoint.nothing_comes(shared);
+                    return moved;
+                }
+                Err(_) => {
                     endpoint.fail(shared, None);
                     return moved;
                 }
@@ -207,7 +211,7 @@ impl Receiver {
         let result = unsafe { sys::receive(fd, &self.iov.0) };
         drop(guards);
         match result {
-            Ok(Some(0)) => self.hung_up(shared, endpoint, "end of stream"),
+            Ok(Some(0)) => self.end_of_stream(shared, endpoint),
             // Nothing was taken from the socket.
             Err(error) if payload > 0 && sys::is_fault(&error) => {
                 self.careful = true;
@@ -226,6 +230,22 @@ impl Receiver {
                 Got::Bytes { n, drained }
             }
         }
+    }
+
+    /// A peer that cannot read its own memory in the middle of a request stops there, and wants to hear how far it came.
+    fn end_of_stream(&mut self, shared: &Shared, endpoint: &Endpoint) -> Got {
+        let placed = match (self.phase, self.header) {
+            (Phase::Payload, Some(h)) if matches!(h.op, FrameOp::Write | FrameOp::Imm) => {
+                // Each piece in front of the one that is not whole ended a work request.
+                h.seq + self.at as u64
+            }
+            (Phase::Payload | Phase::Rest, Some(h)) if h.op == FrameOp::Send => self.next,
+            _ => return self.hung_up(shared, endpoint, "end of stream"),
+        };
+        tracing::debug!(endpoint = ?endpoint.id, "tcp: peer stopped within its work request {placed}");
+        endpoint.placed.store(placed, Ordering::SeqCst);
+        endpoint.peer_cannot_go_on(shared);
+        Got::Ended
     }
 
     fn hung_up(&mut self, shared: &Shared, endpoint: &Endpoint, why: &str) -> Got {

@@ -323,9 +323,17 @@ impl SendQueue {
         !self.ask
     }
 
+    /// A part of `number` went out and the rest cannot be read; nothing behind it has gone out. It fails once those before it are done.
+    /// `true`: that is now.
+    pub fn cut(&mut self, number: u64) -> bool {
+        (self.fault, self.ask) = (Some(number), false);
+        (self.sent, self.sent_off) = (number + 1, 0);
+        self.fault_is_due()
+    }
+
     /// The peer has placed everything below `ack`.
     pub fn acknowledge(&mut self, ack: u64, out: &mut dyn FnMut(Completion)) -> Result<(), Malformed> {
-        if ack > self.sent {
+        if ack > self.fault.unwrap_or(self.sent) {
             return Err(Malformed::Ack);
         }
         if ack > self.acked {
@@ -410,14 +418,19 @@ impl SendQueue {
         Ok((*self.at(number), if number == cursor.wr { cursor.off } else { 0 }))
     }
 
-    /// Ends the queue: the oldest work request with `culprit`, if given, the others flushed.
+    /// Ends the queue: one work request fails, the others are flushed. It is the one that may not touch its own memory, and those in front
+    /// of it that are not acknowledged bear no blame; without one, or if the peer refused the oldest, it is the oldest, with `culprit`.
     pub fn flush(&mut self, culprit: Option<WcStatus>, out: &mut dyn FnMut(Completion)) {
         self.retire(out);
-        let mut status = culprit.unwrap_or(WcStatus::Flushed);
+        let refused = culprit.is_some_and(|s| !matches!(s, WcStatus::LocalAccess | WcStatus::PeerGone));
+        let (failed, failure) = match self.fault {
+            Some(number) if !refused => (number, WcStatus::LocalAccess),
+            _ => (self.head, culprit.unwrap_or(WcStatus::Flushed)),
+        };
         while self.head < self.tail {
             let wr = *self.at(self.head);
+            let status = if self.head == failed { failure } else { WcStatus::Flushed };
             out(self.completion(wr.seq, status));
-            status = WcStatus::Flushed;
             self.drop_head(&wr);
         }
         (self.sent, self.sent_off, self.waiting_bytes) = (self.tail, 0, 0);

@@ -2,7 +2,7 @@
 //! headers and the application's memory to the kernel in one gathered call.
 //!
 //! A batch holds whole frames. While it is on its way nothing else is sent, so a frame is never interrupted; whoever
-//! revokes its memory in the middle gets zeros sent in its place (answers) or the connection cut (own work requests).
+//! revokes its memory in the middle gets zeros sent in its place (answers) or the connection cut there (own work requests).
 
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
@@ -31,8 +31,8 @@ enum Source {
     Head,
     /// In a buffer of the send queue.
     Copied,
-    /// In memory of a work request.
-    Local(u64),
+    /// In memory of the work request `number`.
+    Local { key: u64, number: u64 },
     /// In memory that the peer named; the frame's trailer is at this offset of `head`.
     Answer { key: u64, trailer: u32, number: u64 },
     /// Zeros in place of memory that was revoked or is not mapped.
@@ -56,7 +56,7 @@ pub(super) struct Transmitter {
     iov: Iov,
     /// The next frame is an answer if there is a choice.
     answers_first: bool,
-    /// A refusal is in the batch; nothing comes after it.
+    /// Nothing comes after the batch: it holds the last word, or ended in the middle of a frame.
     last: bool,
 }
 
@@ -103,6 +103,7 @@ impl Transmitter {
                     if let Some(fd) = endpoint.fd() {
                         sys::shutdown(fd, Shutdown::Write);
                     }
+                    endpoint.nothing_goes(shared);
                     return sent;
                 }
                 // Cleared before looking: whoever adds work afterwards sets it again.
@@ -148,7 +149,7 @@ impl Transmitter {
             }
         }
         if self.segments.is_empty() && !self.last {
-            self.answer_refusal(endpoint);
+            self.last_word(endpoint);
         }
         if self.segments.is_empty() {
             let ask = std::mem::take(&mut endpoint.sq.lock().ask);
@@ -212,8 +213,8 @@ impl Transmitter {
         self.head[at..at + frame::HEADER].copy_from_slice(&bytes);
     }
 
-    fn source(wr: &Wr) -> Source {
-        if wr.buffer.is_some() { Source::Copied } else { Source::Local(wr.local_key) }
+    fn source(wr: &Wr, key: u64, number: u64) -> Source {
+        if wr.buffer.is_some() { Source::Copied } else { Source::Local { key, number } }
     }
 
     /// A frame of WRITEs: ends at 256 pieces, 256 KiB or an immediate. `None`: the first one may not touch its own memory.
@@ -230,7 +231,7 @@ impl Transmitter {
         let at = self.reserve_header();
         let table = self.segments.len();
         self.segments.push(Segment { source: Source::Head, addr: at as u64, len: 0 });
-        while let Some((_, wr)) = sq.next() {
+        while let Some((number, wr)) = sq.next() {
             let room = MAX_FRAME_BYTES as u32 - h.len;
             if wr.kind != Kind::Write || usize::from(h.count) == MAX_PIECES || (room == 0 && wr.len > 0) {
                 break;
@@ -249,8 +250,8 @@ impl Transmitter {
             }
             let off = sq.sent_off;
             let len = room.min(wr.len - off);
-            let source = Self::source(&wr);
-            if let Source::Local(key) = source
+            let source = Self::source(&wr, wr.local_key, number);
+            if let Source::Local { key, .. } = source
                 && guards.local(key, wr.local_addr + u64::from(off), len, false) != Entry::Yes
             {
                 break;
@@ -333,7 +334,7 @@ impl Transmitter {
         let at = self.reserve_header();
         self.push_head(at);
         for piece in sq.pieces(wr, off, len) {
-            let source = if wr.buffer.is_some() { Source::Copied } else { Source::Local(piece.local_key) };
+            let source = Self::source(wr, piece.local_key, number);
             self.segments.push(Segment { source, addr: piece.addr, len: piece.len_bytes });
         }
         if sq.advance(wr, len) {
@@ -400,15 +401,21 @@ impl Transmitter {
         Some(h.len as usize + frame::HEADER + TRAILER)
     }
 
-    /// The refusal, once everything before it is answered.
-    fn answer_refusal(&mut self, endpoint: &Endpoint) {
+    /// The refusal, or how far a peer came that cannot go on, once everything before it is answered.
+    fn last_word(&mut self, endpoint: &Endpoint) {
+        let closing = endpoint.state() == State::Closing;
         let inbound = endpoint.inbound.lock();
-        if let (true, Some((number, status))) = (inbound.asks.is_empty(), inbound.refusal) {
-            drop(inbound);
-            let h = self.header(endpoint, FrameOp::Nak);
-            self.push_header(&Header { seq: number, status, ..h });
-            self.last = true;
+        let (answered, refusal) = (inbound.asks.is_empty(), inbound.refusal);
+        drop(inbound);
+        match refusal {
+            Some((number, status)) if answered => {
+                let h = self.header(endpoint, FrameOp::Nak);
+                self.push_header(&Header { seq: number, status, ..h });
+            }
+            None if answered && closing => self.push_header(&self.header(endpoint, FrameOp::Ack)),
+            _ => return,
         }
+        self.last = true;
     }
 
     // ---- sending
@@ -417,7 +424,7 @@ impl Transmitter {
         let Some(fd) = endpoint.fd() else { return Step::Over };
         let mut guards = Guards::new(&shared.regions);
         if !self.gather(shared, endpoint, &mut guards, budget) {
-            return Step::Over;
+            return Step::Sent(0);
         }
         // SAFETY: the buffers are `head`, buffers of the send queue (which stay until the endpoint is dropped), the zero
         // page, and registered memory whose guards live until after the call.
@@ -453,6 +460,7 @@ impl Transmitter {
             Err(error) if sys::is_fault(&error) => self.unreadable(shared, endpoint),
             Err(error) => {
                 tracing::debug!(endpoint = ?endpoint.id, "tcp: send: {error}");
+                endpoint.nothing_goes(shared);
                 // What the peer said before it went may tell why; the reader decides.
                 endpoint.tx_blocked.store(true, Ordering::SeqCst);
                 endpoint.peer_hung_up();
@@ -461,7 +469,7 @@ impl Transmitter {
         }
     }
 
-    /// Fills `iov` with what is left of the batch. `false`: the endpoint failed.
+    /// Fills `iov` with what is left of the batch. `false`: it was cut.
     fn gather<'a>(
         &mut self,
         shared: &'a Shared,
@@ -478,13 +486,12 @@ impl Transmitter {
                 Source::Head => self.head[addr as usize..].as_ptr() as u64,
                 Source::Copied => addr,
                 Source::Zeros => ZERO_PAGE.as_ptr() as u64,
-                Source::Local(key) => match guards.local(key, addr, len, false) {
+                Source::Local { key, number } => match guards.local(key, addr, len, false) {
                     Entry::Yes => addr,
                     Entry::Full => return true,
                     Entry::No(_) if bytes > 0 => return true,
-                    Entry::No(status) => {
-                        shared.counters.aborted.add(1);
-                        endpoint.fail(shared, Some(status));
+                    Entry::No(_) => {
+                        self.cut(shared, endpoint, number);
                         return false;
                     }
                 },
@@ -520,14 +527,28 @@ impl Transmitter {
             segment.len,
             segment.addr
         );
-        if let Source::Answer { trailer, number, .. } = segment.source {
-            self.abort_answer(shared, endpoint, self.at, trailer, number);
-            return Step::Sent(0);
+        match segment.source {
+            Source::Answer { trailer, number, .. } => {
+                self.abort_answer(shared, endpoint, self.at, trailer, number)
+            }
+            Source::Local { number, .. } => self.cut(shared, endpoint, number),
+            Source::Head | Source::Copied | Source::Zeros => endpoint.fail(shared, None),
         }
-        // Half a WRITE can neither be taken back nor be made whole.
+        Step::Sent(0)
+    }
+
+    /// The memory of an own work request was revoked or is not mapped. Half a WRITE can neither be taken back nor be made whole: this
+    /// direction ends in the middle of the frame, and from that the peer knows to acknowledge everything before. With what it says, or
+    /// soon without, the connection ends, and only this work request failed.
+    fn cut(&mut self, shared: &Shared, endpoint: &Endpoint, number: u64) {
         shared.counters.aborted.add(1);
-        endpoint.fail(shared, Some(WcStatus::LocalAccess));
-        Step::Over
+        self.segments.clear();
+        (self.at, self.off, self.last) = (0, 0, true);
+        if endpoint.sq.lock().cut(number) {
+            endpoint.fail(shared, Some(WcStatus::LocalAccess));
+        } else {
+            endpoint.give_up_later(shared);
+        }
     }
 
     /// The memory of an answer was revoked or is not mapped: zeros take the place of what is left of the frame, its trailer says so, and

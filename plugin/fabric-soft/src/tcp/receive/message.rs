@@ -237,7 +237,7 @@ impl Receiver {
         let wanted = if to.is_some() { left + READ_AHEAD } else { left };
         match result {
             Ok(Some(0)) => {
-                self.hung_up(shared, endpoint, "end of stream");
+                self.end_of_stream(shared, endpoint);
                 Err(Untaken::Gone)
             }
             Err(error) if sys::is_fault(&error) => Err(Untaken::Unmapped),
