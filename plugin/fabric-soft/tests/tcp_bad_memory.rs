@@ -429,8 +429,9 @@ fn a_read_in_front_of_a_write_whose_memory_is_not_mapped_is_answered() {
 }
 
 #[test]
-fn of_several_writes_only_the_one_whose_memory_is_revoked_on_the_way_fails() {
+fn only_the_write_whose_memory_is_revoked_on_the_way_fails() {
     const LONG: usize = 16 << 20;
+    const ASKED: usize = 4 << 20;
     guarded(|| {
         let (a, b) = (Node::new().without_service(), Node::new().without_service());
         let ends = in_background(&a, &b, || connect(&a, &b));
@@ -443,9 +444,13 @@ fn of_several_writes_only_the_one_whose_memory_is_revoked_on_the_way_fails() {
             (target.addr(), target.keys.remote),
             1000,
         );
+        let (mut asked, answer) = (Block::new(&b, ASKED), Block::new(&a, ASKED));
+        asked.fill(3);
+        let read =
+            template(Op::Read, (answer.addr(), answer.keys.local), (asked.addr(), asked.keys.remote), ASKED);
         let bad =
             template(Op::Write, (revoked.addr(), revoked.keys.local), (far.addr(), far.keys.remote), LONG);
-        for (seq, work) in (0..).zip([good, bad, good]) {
+        for (seq, work) in (0..).zip([good, read, bad, good]) {
             post(&a, ends.0, &[work], None, seq);
         }
         a.until("the connection takes no more", |a| {
@@ -453,10 +458,16 @@ fn of_several_writes_only_the_one_whose_memory_is_revoked_on_the_way_fails() {
             a.counter("sends_blocked") > 0
         });
         a.fabric.deregister(revoked.keys, soon()).unwrap();
-        let (found, _) = outcomes(&a, &b, 3, 0);
-        let expected = [(0, WcStatus::Success), (1, WcStatus::LocalAccess), (2, WcStatus::Flushed)];
+        let (found, _) = outcomes(&a, &b, 4, 0);
+        let expected = [
+            (0, WcStatus::Success),
+            (1, WcStatus::Success),
+            (2, WcStatus::LocalAccess),
+            (3, WcStatus::Flushed),
+        ];
         assert_eq!(found, expected);
         target.expect(&pattern(2, 1000));
+        answer.expect(&pattern(3, ASKED));
     });
 }
 
