@@ -32,11 +32,25 @@ impl Notification {
     }
 }
 
+/// Bytes that wait for the host, of all peers together, with which whoever would add to them is not let in. Back-pressure holds
+/// each session to 8 MiB, but what it brought outlives it: this is as much as 32 peers may have, far more than a host leaves that
+/// takes any, and 2^20 short messages.
+pub(crate) const MAX_WAITING_BYTES: u64 = 256 << 20;
+/// That a message costs besides its bytes: its place in the queue, which doubles, and its allocation.
+const MESSAGE_BYTES: u64 = 256;
+/// That a peer costs which is remembered only because something of it waits.
+const PEER_BYTES: u64 = 8 << 10;
+/// Of those, the tables that it begins with.
+const PEER_TABLES_BYTES: u64 = 2 << 10;
+const _: () = assert!(size_of::<Peer>() as u64 + PEER_TABLES_BYTES <= PEER_BYTES);
+
 /// The queue. A leaf lock: nothing else is taken while it is held.
 #[derive(Default)]
 pub struct Inbox {
     queue: Mutex<VecDeque<Notification>>,
     len: AtomicUsize,
+    /// What all of it costs.
+    waiting_bytes: AtomicU64,
     wants_fd: AtomicBool,
     fd: Mutex<Option<OwnedFd>>,
 }
@@ -45,6 +59,9 @@ impl Inbox {
     /// Adds one.
     pub(crate) fn push(&self, n: Notification) {
         let mut queue = self.queue.lock();
+        let newcomer =
+            n.peer.as_ref().is_some_and(|peer| peer.notes_waiting.fetch_add(1, Ordering::Relaxed) == 0);
+        self.waiting_bytes.fetch_add(cost(&n, newcomer), Ordering::Relaxed);
         queue.push_back(n);
         self.len.store(queue.len(), Ordering::Release);
         if queue.len() == 1 && self.wants_fd.load(Ordering::Relaxed) {
@@ -55,6 +72,16 @@ impl Inbox {
     /// Notifications waiting; a hint without a lock.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
+    }
+
+    /// What they cost, their bookkeeping included.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes.load(Ordering::Relaxed)
+    }
+
+    /// More wait than should; nothing is dropped, but there are to be no more who add to them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waiting_bytes() > MAX_WAITING_BYTES
     }
 
     /// Whether none wait; a hint without a lock.
@@ -70,6 +97,9 @@ impl Inbox {
         while taken.len() < n
             && let Some(one) = queue.pop_front()
         {
+            let last =
+                one.peer.as_ref().is_some_and(|peer| peer.notes_waiting.fetch_sub(1, Ordering::Relaxed) == 1);
+            self.waiting_bytes.fetch_sub(cost(&one, last), Ordering::Relaxed);
             taken.push(one);
         }
         self.len.store(queue.len(), Ordering::Release);
@@ -108,6 +138,11 @@ impl Inbox {
             tracing::warn!("notification eventfd: {e}");
         }
     }
+}
+
+/// `with_peer`: its peer is remembered for this one alone.
+fn cost(n: &Notification, with_peer: bool) -> u64 {
+    MESSAGE_BYTES + n.message.capacity() as u64 + if with_peer { PEER_BYTES } else { 0 }
 }
 
 const NOTIFICATION_BIT: u32 = 1;
@@ -216,5 +251,34 @@ impl Hook {
             *self.running.lock() = None;
             self.idle.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_core::Instance;
+    use baton_core::epoch::Tombstone;
+    use baton_core::handshake::Link;
+
+    #[test]
+    fn what_waits_costs_its_bytes_its_place_and_its_peer_until_it_is_taken() {
+        let inbox = Inbox::default();
+        let peer = |n| {
+            Arc::new(Peer::new(Link::new(Instance([9; 16]), Instance([n; 16]), Tombstone::default()), "peer"))
+        };
+        let (a, b) = (peer(1), peer(2));
+        for from in [&a, &b, &a] {
+            inbox.push(Notification::of(from, Path::OneSided, vec![7; 1000]));
+        }
+        inbox.push(Notification::own(Arc::from("self"), Vec::new()));
+        assert_eq!(inbox.waiting_bytes(), 3 * 1000 + 4 * MESSAGE_BYTES + 2 * PEER_BYTES);
+        let mut room = [(), ()].into_iter();
+        let taken = inbox.take_while(|_| room.next().is_some());
+        assert_eq!(taken.len(), 2);
+        assert_eq!(inbox.waiting_bytes(), 1000 + 2 * MESSAGE_BYTES + PEER_BYTES, "one of `a` still waits");
+        assert!(a.has_notes_waiting() && !b.has_notes_waiting());
+        inbox.take_while(|_| true);
+        assert_eq!((inbox.waiting_bytes(), a.has_notes_waiting()), (0, false));
     }
 }

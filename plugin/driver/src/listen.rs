@@ -6,6 +6,7 @@ use crate::dial::{prepare, read_frame, send_frame};
 use crate::endpoints::{EndpointSet, Side};
 use crate::err;
 use crate::error::Result;
+use crate::inbox::MAX_WAITING_BYTES;
 use crate::names::HeldName;
 use crate::peer::{Conn, Peer, PeerState};
 use crate::shared::{Shared, random_bytes, random_u64};
@@ -213,6 +214,9 @@ impl Shared {
         };
         let deadline = Instant::now() + self.scaled(HALF_OPEN_MS);
         let hello = received.hello.clone();
+        if let Some(refusal) = self.hold_off(&hello) {
+            return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
+        }
         if let Decision::Refuse(refusal) = self.with_machine(&hello, |machine| machine.on_hello(&hello)) {
             return refuse(received.refuse(refusal.clone()), refusal, &mut stream, deadline);
         }
@@ -232,6 +236,24 @@ impl Shared {
                 Err(e)
             }
         }
+    }
+
+    /// Why a peer is to come again later: too much waits for the host. A session's account holds back what it brings, but that
+    /// of an instance begins empty and ends with it; so nobody comes in but those who are known and have added nothing.
+    fn hold_off(&self, hello: &Hello) -> Option<Refusal> {
+        if !self.inbox.is_crowded() {
+            return None;
+        }
+        if self.peers.read().get(&hello.instance).is_some_and(|peer| !peer.has_notes_waiting()) {
+            return None;
+        }
+        self.counters.handshakes_held_off.fetch_add(1, Ordering::Relaxed);
+        let text = format!(
+            "{} notifications of {} bytes wait for the host, the limit is {MAX_WAITING_BYTES}: it has to take some; try again",
+            self.inbox.len(),
+            self.inbox.waiting_bytes(),
+        );
+        Some(Refusal::new(ErrorCode::Busy, text))
     }
 
     /// The machine of a known peer, or a fresh one that remembers what outlived the last.

@@ -47,6 +47,8 @@ pub struct Peer {
     pub(crate) connected: AtomicBool,
     /// Generation of the channel opened last, 0 for none: tells which of two instances connected later.
     pub(crate) opened_at: AtomicU64,
+    /// Notifications of it that wait for the host.
+    pub(crate) notes_waiting: AtomicU64,
 }
 
 /// What is protected by a peer's lock.
@@ -162,12 +164,18 @@ impl Peer {
             last_completion_ns: AtomicU64::new(0),
             connected: AtomicBool::new(false),
             opened_at: AtomicU64::new(0),
+            notes_waiting: AtomicU64::new(0),
         }
     }
 
     /// Agent name of this instance.
     pub fn name(&self) -> Arc<str> {
         Arc::clone(&self.name.read())
+    }
+
+    /// Whether the host has yet to take something of it; a hint without a lock.
+    pub(crate) fn has_notes_waiting(&self) -> bool {
+        self.notes_waiting.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn rename(&self, state: &mut PeerState, name: &str) {

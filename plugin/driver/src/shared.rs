@@ -60,6 +60,7 @@ pub(crate) struct Counters {
     pub names_in_use: AtomicU64,
     pub names_taken_back: AtomicU64,
     pub accepts_dropped: AtomicU64,
+    pub handshakes_held_off: AtomicU64,
     pub listener_pauses: AtomicU64,
     pub revokes_unanswered: AtomicU64,
     /// By cause.
@@ -236,6 +237,8 @@ impl Shared {
         if unused && peers.get(&peer.instance).is_some_and(|known| Arc::ptr_eq(known, peer)) {
             self.epochs.lock().record(peer.instance, state.machine.memory().clone());
             state.forgotten = true;
+            // Notifications that wait for the host keep the peer, but need nothing of this.
+            (state.rest, state.carry) = Default::default();
             peers.remove(&peer.instance);
         }
     }

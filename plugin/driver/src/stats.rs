@@ -1,6 +1,7 @@
 //! `stats`: what was chosen, what happened, who waits for what. One JSON object.
 
 use crate::engine::Driver;
+use crate::inbox::MAX_WAITING_BYTES;
 use crate::peer::{Conn, Peer};
 use crate::shared::Shared;
 use serde_json::{Map, Value, json};
@@ -36,6 +37,8 @@ impl Shared {
             "regions": { "local": registry.local_regions, "remote": registry.remote_regions, "refused": registry.refused },
             "managed": self.managed.stats(),
             "notifications_waiting": self.inbox.len(),
+            "notifications_waiting_bytes": self.inbox.waiting_bytes(),
+            "notifications_waiting_limit_bytes": MAX_WAITING_BYTES,
             "ids_unread": self.landed.total(),
             "bounce": self.bounce_stats(),
             "counters": self.counter_values(),
@@ -73,6 +76,7 @@ impl Shared {
             "names_refused": read(&c.names_refused),
             "names_in_use": read(&c.names_in_use),
             "names_taken_back": read(&c.names_taken_back),
+            "handshakes_held_off": read(&c.handshakes_held_off),
             "accepts_dropped": read(&c.accepts_dropped),
             "listener_pauses": read(&c.listener_pauses),
             "orphan_completions": read(&c.orphan_completions),
