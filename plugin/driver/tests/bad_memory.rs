@@ -3,9 +3,9 @@
 mod common;
 
 use baton_driver::{Code, Desc, Driver, Status};
-use baton_fabric::{Memory, MemoryKind, Op};
+use baton_fabric::Op;
+use common::pages::Pages;
 use common::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 const LEN: usize = 1 << 20;
 const BLOCK: usize = 16 << 10;
@@ -15,26 +15,10 @@ const ROUNDS: u8 = 6;
 
 /// Registered pages that are not there.
 fn taken_away(engine: &Driver) -> Desc {
-    let map = |at, prot, flags| {
-        // SAFETY: fresh pages that only this test knows, or the place of those, where nobody may read or write.
-        unsafe { mmap_anonymous(at, LEN, prot, MapFlags::PRIVATE | flags) }.expect("mmap")
-    };
-    let pages = map(std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE, MapFlags::empty());
-    let memory = Memory {
-        addr: pages as u64,
-        len_bytes: LEN as u64,
-        kind: MemoryKind::Dram,
-        device: 0,
-        remote_read: true,
-        remote_write: true,
-        ordered: false,
-    };
-    let region = engine.register(&memory).expect("register");
-    // SAFETY: the pages are ours; that they are still registered is what is tested.
-    unsafe { munmap(pages, LEN) }.expect("munmap");
-    // What takes their place must not be the allocator's.
-    map(pages, ProtFlags::empty(), MapFlags::FIXED_NOREPLACE);
-    Desc { addr: pages as u64, len_bytes: LEN as u64, region, reserved: 0 }
+    let pages = Pages::new(LEN);
+    let region = pages.register(engine);
+    pages.take_away();
+    pages.desc(region)
 }
 
 /// A round of transfers of which the middle one is from memory that is not there: how the others ended.

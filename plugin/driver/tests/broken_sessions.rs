@@ -2,47 +2,15 @@
 
 mod common;
 
-use baton_driver::{Code, Desc, Driver, Status};
-use baton_fabric::{Memory, MemoryKind, Op};
+use baton_driver::{Code, Driver, Status};
+use baton_fabric::Op;
+use common::pages::Pages;
 use common::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const LEN: usize = 64 * 1024;
 const BREAKS: usize = 12;
-
-/// Registered at its owner, and then taken away.
-struct Gone {
-    addr: u64,
-    region: u64,
-}
-
-impl Gone {
-    fn new(owner: &Driver) -> Gone {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: fresh pages that only this test knows.
-        let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, access, MapFlags::PRIVATE) };
-        let pages = pages.expect("mmap");
-        let memory = Memory {
-            addr: pages as u64,
-            len_bytes: LEN as u64,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: true,
-            remote_write: true,
-            ordered: false,
-        };
-        let region = owner.register(&memory).expect("register");
-        let fixed = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: the pages are ours; that they are still registered is what is tested. Nobody else may have their place.
-        unsafe {
-            munmap(pages, LEN).expect("munmap");
-            mmap_anonymous(pages, LEN, ProtFlags::empty(), fixed).expect("mmap");
-        }
-        Gone { addr: pages as u64, region }
-    }
-}
 
 /// Told when it goes, also by a check that fails.
 struct Stop<'a>(&'a AtomicBool);
@@ -84,10 +52,12 @@ fn numbers_arrive_once_and_in_order_whatever_breaks(fabric: &str, b_knows_a: boo
     if b_knows_a {
         b.load_remote(Some("a"), a.conn_info()).expect("load a");
     }
-    let gone = Gone::new(&b);
+    let gone = Pages::new(LEN);
+    let there = gone.register(&b);
+    gone.take_away();
     let here = Buffer::new(&a, LEN, 1);
-    let region = a.import("b", &b.export(gone.region).expect("export")).expect("import");
-    let remote = Desc { addr: gone.addr, len_bytes: LEN as u64, region, reserved: 0 };
+    let region = a.import("b", &b.export(there).expect("export")).expect("import");
+    let remote = gone.desc(region);
     let read = a.create_xfer(Op::Read, "b", &[here.desc(0, LEN, here.region)], &[remote]).expect("create");
     let (stop, mut next) = (AtomicBool::new(false), 0);
     let sent = std::thread::scope(|scope| {

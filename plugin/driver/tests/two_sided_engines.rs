@@ -4,6 +4,7 @@ mod common;
 
 use baton_driver::{Code, Status};
 use baton_fabric::Op;
+use common::pages::Pages;
 use common::*;
 
 const LEN: usize = 3 << 20;
@@ -193,7 +194,6 @@ fn memory_that_is_not_mapped_is_refused_at_its_registration() {
 
 #[test]
 fn memory_that_the_host_took_away_fails_the_transfer_and_not_the_process() {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     for fabric in ["tcp two-sided", "local two-sided", "verbs two-sided"] {
         for op in [Op::Write, Op::Read] {
             for gone_here in [true, false] {
@@ -202,51 +202,18 @@ fn memory_that_the_host_took_away_fails_the_transfer_and_not_the_process() {
                     continue;
                 }
                 let (a, b) = pair(&[fabric]);
-                // SAFETY: fresh pages that only this test knows.
-                let pages = unsafe {
-                    mmap_anonymous(
-                        std::ptr::null_mut(),
-                        LEN,
-                        ProtFlags::READ | ProtFlags::WRITE,
-                        MapFlags::PRIVATE,
-                    )
-                }
-                .expect("mmap");
-                let owner = if gone_here { &a } else { &b };
-                let memory = baton_fabric::Memory {
-                    addr: pages as u64,
-                    len_bytes: LEN as u64,
-                    kind: baton_fabric::MemoryKind::Dram,
-                    device: 0,
-                    remote_read: true,
-                    remote_write: true,
-                    ordered: false,
-                };
-                let gone = owner.register(&memory).expect("register");
+                let pages = Pages::new(LEN);
+                let gone = pages.register(if gone_here { &a } else { &b });
                 let good = Buffer::new(if gone_here { &b } else { &a }, LEN, 3);
-                let desc =
-                    |addr, region| baton_driver::Desc { addr, len_bytes: LEN as u64, region, reserved: 0 };
                 let (local, remote) = if gone_here {
-                    (desc(pages as u64, gone), desc(good.addr(), import(&a, "b", &b, &good)))
+                    (pages.desc(gone), good.desc(0, LEN, import(&a, "b", &b, &good)))
                 } else {
                     let imported = a.import("b", &b.export(gone).expect("export")).expect("import");
-                    (desc(good.addr(), good.region), desc(pages as u64, imported))
+                    (good.desc(0, LEN, good.region), pages.desc(imported))
                 };
                 let xfer = a.create_xfer(op, "b", &[local], &[remote]).expect("create");
                 a.connect("b", 10_000).expect("connect");
-                // What takes its place must not be the allocator's.
-                // SAFETY: the pages are ours; that they are still registered is what is tested.
-                unsafe { munmap(pages, LEN) }.expect("munmap");
-                // SAFETY: where the pages were; nobody may read or write there.
-                unsafe {
-                    mmap_anonymous(
-                        pages,
-                        LEN,
-                        ProtFlags::empty(),
-                        MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE,
-                    )
-                }
-                .expect("mmap");
+                pages.take_away();
                 a.post(&xfer, Some(b"never")).expect("post");
                 let status = wait(&a, &xfer);
                 assert!(

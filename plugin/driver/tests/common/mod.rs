@@ -3,6 +3,7 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+pub mod pages;
 pub mod rails;
 pub mod verbs;
 
