@@ -55,8 +55,8 @@ pub(crate) struct OneSided {
     pub endpoints: Vec<EndpointId>,
 }
 
-/// Blocks from which packing pays.
-const PACK_FROM: usize = 16;
+/// Blocks from which packing pays: with 16 it is slower on soft-RoCE, with 32 as fast, with 64 faster.
+const PACK_FROM: usize = 32;
 
 /// Which path something went or came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

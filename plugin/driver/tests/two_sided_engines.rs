@@ -151,8 +151,16 @@ fn with_both_backends_many_small_blocks_are_packed_where_that_pays() {
     let (a, b) = pair(&["verbs soft auto"]);
     let mut packed = 0;
     for op in [Op::Write, Op::Read] {
-        for (block, blocks_are_packed) in [(1024, true), (4096, false), (256 << 10, false)] {
-            let (here, there) = (Buffer::new(&a, 256 << 10, 1), Buffer::new(&b, 256 << 10, 2));
+        let cases = [
+            (1024, 256, true),
+            (1024, 32, true),
+            (1024, 31, false),
+            (4096, 64, false),
+            (256 << 10, 1, false),
+        ];
+        for (block, count, blocks_are_packed) in cases {
+            let len = block * count;
+            let (here, there) = (Buffer::new(&a, len, 1), Buffer::new(&b, len, 2));
             let xfer = scattered(&a, op, "b", &here, &there, import(&a, "b", &b, &there), block);
             a.post(&xfer, Some(b"there")).expect("post");
             done(&a, &xfer);
@@ -163,7 +171,7 @@ fn with_both_backends_many_small_blocks_are_packed_where_that_pays() {
             packed += u64::from(blocks_are_packed);
             let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
             let two = &stats["peers"][0]["session"]["two_sided"]["counters"];
-            assert_eq!(two["transfers_done"], packed, "{op:?} of blocks of {block}: {two}");
+            assert_eq!(two["transfers_done"], packed, "{op:?} of {count} blocks of {block}: {two}");
         }
     }
     verbs::assert_rules();
