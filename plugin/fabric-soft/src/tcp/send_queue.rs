@@ -16,6 +16,11 @@ use super::frame::{MAX_READS, Malformed};
 use super::{INLINE_BYTES, MAX_MESSAGE_BYTES};
 use crate::lists::Lists;
 
+/// Buffers that are made at once, with the first extra that needs one. Most are never touched.
+const BUFFERS_AT_ONCE: usize = 8;
+/// With fewer free ones acknowledgements may not come later: what waits for them must not be why more buffers are made, at work.
+const FREE_BUFFERS: usize = 4;
+
 /// Of so many work requests in a row one is acknowledged at once.
 const MAX_PATIENT_RUN: u64 = 16;
 
@@ -149,7 +154,7 @@ impl SendQueue {
             }
             return Ok(());
         }
-        let patient = batch.patient && self.may_wait();
+        let may_wait = batch.patient && self.may_wait();
         let mut seq = batch.first_seq;
         let last_template = batch.work.len().wrapping_sub(1);
         for (i, t) in batch.work.iter().enumerate() {
@@ -168,7 +173,7 @@ impl SendQueue {
                 kind: if t.op == Op::Read { Kind::Read } else { Kind::Write },
                 has_imm,
                 signaled: batch.signaled && batch.extra.is_none() && i == last_template,
-                patient,
+                patient: may_wait,
                 fenced: false,
                 done: false,
             };
@@ -176,8 +181,9 @@ impl SendQueue {
             seq += 1;
         }
         if let Some(extra) = &batch.extra {
-            let wr = Wr { patient, ..self.extra(extra, seq, batch.signaled) };
-            self.append(wr);
+            let wr = self.extra(extra, seq, batch.signaled);
+            let patient = may_wait && (wr.buffer.is_none() || self.free.len() >= FREE_BUFFERS);
+            self.append(Wr { patient, ..wr });
         }
         Ok(())
     }
@@ -248,10 +254,7 @@ impl SendQueue {
         if !extra.gather.is_empty() {
             wr.list = Some(self.lists.keep(extra.pieces(), self.max_sge as usize));
         } else if !extra.bytes.is_empty() && extra.bytes.len() <= INLINE_BYTES {
-            let index = self.free.pop().unwrap_or_else(|| {
-                self.buffers.push(vec![0; INLINE_BYTES].into());
-                self.buffers.len() as u32 - 1
-            });
+            let index = self.free.pop().unwrap_or_else(|| self.make_buffers());
             let buffer = &mut self.buffers[index as usize];
             buffer[..extra.bytes.len()].copy_from_slice(extra.bytes);
             wr.local_addr = buffer.as_ptr() as u64;
@@ -260,6 +263,17 @@ impl SendQueue {
             (wr.local_addr, wr.local_key) = (addr, key);
         }
         wr
+    }
+
+    /// Of several new ones the first; the others are free.
+    #[cold]
+    fn make_buffers(&mut self) -> u32 {
+        let first = self.buffers.len();
+        self.buffers.extend((0..BUFFERS_AT_ONCE).map(|_| vec![0; INLINE_BYTES].into_boxed_slice()));
+        // So that giving back never allocates.
+        self.free.reserve(self.buffers.len());
+        self.free.extend((first + 1..self.buffers.len()).rev().map(|index| index as u32));
+        first as u32
     }
 
     fn append(&mut self, wr: Wr) {
@@ -498,6 +512,31 @@ mod tests {
             assert_eq!(urgent[..2.min(urgent.len())], [each, 2 * each][..2.min(urgent.len())], "{depth}");
             assert_eq!(urgent.len() as u64, u64::from(depth) / each, "{depth}");
         }
+    }
+
+    #[test]
+    fn what_waits_for_an_acknowledgement_does_not_take_the_last_buffers() {
+        let mut queue = SendQueue::new(ID, 1024, 1);
+        let extra = Extra {
+            op: ExtraOp::Write,
+            bytes: &[7; 80],
+            staged: None,
+            gather: &[],
+            remote_addr: 0x2000,
+            remote_key: 2,
+            fenced: false,
+        };
+        let mut patient = Vec::new();
+        for n in 0..6 {
+            let one = Batch { extra: Some(extra), patient: true, ..batch(&[], n, true) };
+            queue.push(&one, &mut |_| ()).unwrap();
+            patient.push(queue.at(n).patient);
+        }
+        assert_eq!(patient, [true, true, true, true, false, false]);
+        assert_eq!(queue.buffers.len(), BUFFERS_AT_ONCE);
+        send_all(&mut queue);
+        queue.acknowledge(5, &mut |_| ()).unwrap();
+        assert_eq!(queue.free.len(), BUFFERS_AT_ONCE - 1);
     }
 
     #[test]
