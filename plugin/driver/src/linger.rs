@@ -3,6 +3,7 @@
 
 use crate::peer::Peer;
 use crate::shared::Shared;
+use crate::two_sided::may_resume;
 use baton_core::Nanos;
 use baton_core::peer::EndReason;
 use parking_lot::Mutex;
@@ -30,15 +31,8 @@ impl Lingering {
 impl Shared {
     /// How long a peer is kept whose session ends for that reason; 0 if it is not.
     pub(crate) fn lingers_until(&self, peer: &Peer, reason: &EndReason) -> Nanos {
-        let resumable = !matches!(
-            reason,
-            EndReason::Violation(_)
-                | EndReason::Disconnected
-                | EndReason::Shutdown
-                | EndReason::PeerRestarted
-                | EndReason::NameOfAnother(_)
-                | EndReason::PeerClosed(_)
-        );
+        let parted = matches!(reason, EndReason::PeerClosed(_) | EndReason::NameOfAnother(_));
+        let resumable = may_resume(reason) && !parted;
         let stranger = !peer.bound.load(Ordering::Acquire);
         if resumable && stranger { self.notify_deadline() } else { Nanos(0) }
     }

@@ -144,7 +144,7 @@ impl Shared {
 }
 
 /// Whether the peer may come back and go on.
-fn may_resume(reason: &EndReason) -> bool {
+pub(crate) fn may_resume(reason: &EndReason) -> bool {
     !matches!(
         reason,
         EndReason::Violation(_) | EndReason::Disconnected | EndReason::Shutdown | EndReason::PeerRestarted

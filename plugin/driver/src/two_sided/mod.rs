@@ -32,6 +32,6 @@ pub use exec::Executor;
 pub use view::{Held, Keep, Regions};
 
 pub(crate) use bounces::Bounces;
-pub(crate) use life::Outcome;
+pub(crate) use life::{Outcome, may_resume};
 pub(crate) use path::{MAX_BODY_BYTES, Rest, TwoSided};
 pub(crate) use served::{Served, ServedOn};

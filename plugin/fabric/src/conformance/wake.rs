@@ -68,6 +68,15 @@ pub fn a_sleeping_service_thread_is_woken_by_every_message(rig: &Rig) {
     });
 }
 
+/// Until nothing is there, and the fabric lets its service thread sleep.
+fn put_to_sleep(fabric: &dyn Fabric) {
+    let give_up = std::time::Instant::now() + PATIENCE;
+    while fabric.poll(&mut [Completion::EMPTY; 8]) > 0 || !fabric.arm() {
+        fabric.serve(1 << 20);
+        assert!(std::time::Instant::now() < give_up, "nothing is there, and it may not sleep");
+    }
+}
+
 /// The host's thread looks while the service thread sleeps, and takes what woke it before it has run.
 pub fn a_poller_does_not_take_the_sleepers_bell(rig: &Rig) {
     let Some(fd) = rig.fabric(1).event_fd() else { return };
@@ -79,10 +88,7 @@ pub fn a_poller_does_not_take_the_sleepers_bell(rig: &Rig) {
     let mut out = [Completion::EMPTY; 8];
     let give_up = std::time::Instant::now() + PATIENCE;
     let in_time = |what: &str| assert!(std::time::Instant::now() < give_up, "{what}");
-    while rig.fabric(1).poll(&mut out) > 0 || !rig.fabric(1).arm() {
-        rig.fabric(1).serve(1 << 20);
-        in_time("nothing is there, and it may not sleep");
-    }
+    put_to_sleep(rig.fabric(1));
     sender.post(&[], None, Some(extra(ExtraOp::WriteImm(1), &[7; 8], &target, 0)), true);
     let mut arrived = 0;
     let mut idle = 0;
@@ -113,10 +119,7 @@ pub fn what_a_poller_leaves_owing_is_not_forgotten(rig: &Rig) {
     let mut out = [Completion::EMPTY; 8];
     let give_up = std::time::Instant::now() + PATIENCE;
     let in_time = |what: &str| assert!(std::time::Instant::now() < give_up, "{what}");
-    while rig.fabric(1).poll(&mut out) > 0 || !rig.fabric(1).arm() {
-        rig.fabric(1).serve(1 << 20);
-        in_time("nothing is there, and it may not sleep");
-    }
+    put_to_sleep(rig.fabric(1));
     let seq = sender.post_patiently(extra(ExtraOp::WriteImm(1), &[7; 8], &target, 0));
     while rig.fabric(1).poll(&mut out) == 0 {
         rig.fabric(0).serve(1 << 20);
