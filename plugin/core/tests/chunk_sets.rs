@@ -1,45 +1,16 @@
 //! What a set of chunks takes from the allocator is at most what it says.
-//! One test only: the count is the whole process's.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_core::two_sided::chunks::ChunkSet;
 use baton_core::two_sided::codec::MAX_CHUNKS;
-
-struct Counting;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// What malloc takes for a block: a header, and room up to the next multiple.
-fn taken(layout: Layout) -> usize {
-    (layout.size() + 8).next_multiple_of(16)
-}
-
-// SAFETY: forwards to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(taken(layout), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(taken(layout), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use baton_counting_alloc::of_this_thread;
 
 /// Inserts them all; the most bytes that it had.
 fn fill(order: &str, chunks: impl Iterator<Item = u32>) -> usize {
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    let before = of_this_thread();
     let (mut set, mut most) = (ChunkSet::default(), 0);
     for (sent, chunk) in (1..).zip(chunks) {
         set.insert(chunk);
-        let live = LIVE_BYTES.load(Ordering::Relaxed) - before;
+        let live = (of_this_thread() - before).live_bytes as usize;
         assert!(live <= set.bytes(), "{order}: {live} bytes after {sent} chunks, it says {}", set.bytes());
         assert!(set.bytes() <= sent * ChunkSet::MOST_BYTES_A_CHUNK);
         most = most.max(live);

@@ -1,9 +1,6 @@
 //! After warm-up a repost allocates nothing, and costs little.
-//! One test only: the counter is the whole process's.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_core::notify::{Carry, NotifyMode, Tell};
@@ -11,32 +8,8 @@ use baton_core::peer::*;
 use baton_core::plan::{Pair, Plan, PlanLimits};
 use baton_core::prepared::{KeyTable, LaneRails, LaneSplit, Prepared};
 use baton_core::{Epoch, Instance, Nanos, SessionId};
+use baton_counting_alloc::allocations;
 use baton_fabric::*;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: forwards to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// A peer that never returns credit: what it granted at the start lasts for the test.
 struct Page;
@@ -177,11 +150,11 @@ fn check_in(notify: NotifyMode, name: &str, work: &Arc<Prepared>, lanes: u32, te
         assert_eq!(round(&mut session, &Page, work, tell), 1);
     }
     let rounds = 3;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for _ in 0..rounds {
-        assert_eq!(round(&mut session, &Page, work, tell), 1);
-    }
-    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let allocations = allocations(|| {
+        for _ in 0..rounds {
+            assert_eq!(round(&mut session, &Page, work, tell), 1);
+        }
+    });
     assert_eq!(allocations, 0, "{name} with {notify:?}: allocations in {rounds} reposts");
 }
 

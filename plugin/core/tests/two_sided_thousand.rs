@@ -1,46 +1,14 @@
 //! One engine with a thousand peers, sixteen of them active: what an idle one costs in memory, and that the active ones do not notice.
-//! One test at a time: the counter is the whole process's.
 
 mod two_toy;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use baton_core::two_sided::channel::{Channel, Durable};
 use baton_core::two_sided::codec::Direction;
 use baton_core::two_sided::pool::*;
 use baton_core::two_sided::setup::*;
 use baton_core::{Epoch, LaneId, SessionId};
+use baton_counting_alloc::of_this_thread;
 use two_toy::*;
-
-struct Counting;
-
-static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
-
-// SAFETY: forwards to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        LIVE_BYTES.fetch_add(new_size as i64 - layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// As an engine makes them: four lanes of 128 SENDs and 64 RECVs.
 fn channel(pool: &mut Pool, n: u32) -> Channel {
@@ -79,16 +47,15 @@ fn channel(pool: &mut Pool, n: u32) -> Channel {
 
 #[test]
 fn an_idle_peer_costs_the_books_of_its_engine_little() {
-    let _alone = ALONE.lock();
     let mut pool = Pool::new(PoolConfig { max_slabs: 400, base_slabs: 300, ..PoolConfig::default() }, START);
     while let Some(action) = pool.next_action(START) {
         if let PoolAction::Allocate(slab) = action {
             pool.on_allocated(START, slab, true);
         }
     }
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    let before = of_this_thread();
     let channels: Vec<Channel> = (0..1000).map(|n| channel(&mut pool, n)).collect();
-    let each = (LIVE_BYTES.load(Ordering::Relaxed) - before) / channels.len() as i64;
+    let each = (of_this_thread() - before).live_bytes / channels.len() as i64;
     // The slots for frames and prefixes, which the driver makes, come on top: less than 192 KiB.
     assert!(each < 64 << 10, "{each} bytes");
     assert_eq!(pool.stats().lent, 4000, "one slot per lane");
@@ -138,11 +105,11 @@ fn beside_idle_peers(peers: u32) {
         engine.with(n, |world| world.settle());
     }
     assert_eq!(engine.pool.stats().lent, 2 * peers, "one slot per lane of each");
-    let before = LIVE_BYTES.load(Ordering::Relaxed);
+    let before = of_this_thread();
     let beside = turns(&mut engine);
     let (alone, beside): (u64, u64) = (alone.iter().sum(), beside.iter().sum());
     assert!(beside <= alone + alone / 10, "{beside} turns beside {peers} peers, {alone} alone");
-    let grown = LIVE_BYTES.load(Ordering::Relaxed) - before;
+    let grown = (of_this_thread() - before).live_bytes;
     assert!(grown < 16 << 20, "{grown} bytes more: idle peers grow with the others' work");
     for world in &engine.worlds[ACTIVE..] {
         assert_eq!(world.nodes[1].channel.next_timeout(), None, "an idle peer wants no attention");
@@ -152,6 +119,5 @@ fn beside_idle_peers(peers: u32) {
 
 #[test]
 fn sixteen_active_peers_of_a_thousand_take_no_step_more() {
-    let _alone = ALONE.lock();
     beside_idle_peers(1000);
 }

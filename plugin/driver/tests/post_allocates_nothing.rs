@@ -1,11 +1,9 @@
 //! A prepared transfer is posted again without a single allocation on the posting thread, over each software fabric, and the thread
 //! that takes its notification allocates none but a list.
 
-#[path = "common/allocations.rs"]
-mod allocations;
 mod common;
 
-use allocations::allocations;
+use baton_counting_alloc::allocations;
 use baton_driver::{Status, Taker};
 use baton_fabric::Op;
 use common::*;

@@ -1,7 +1,5 @@
 //! What a two-sided channel allocates at work, once it is warm: nothing for a chunk, a stated number for a transfer or a notification.
 
-#[path = "common/allocations.rs"]
-mod allocations;
 mod two_pair;
 
 use baton_core::Nanos;
@@ -10,7 +8,7 @@ use baton_core::two_sided::codec::Direction;
 use baton_core::two_sided::notes::Resolve;
 use std::sync::Arc;
 
-use allocations::allocations;
+use baton_counting_alloc::allocations;
 use two_pair::*;
 
 /// A transfer of one piece, from its submission to its end on both sides.

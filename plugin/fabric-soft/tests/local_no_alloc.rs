@@ -1,34 +1,14 @@
 //! Posting and polling allocate nothing once everything is set up.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_counting_alloc::AllThreads;
 use baton_fabric::*;
 use baton_fabric_soft::local::{LocalConfig, LocalFabric};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is left to the system's allocator; counting has no influence on it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 #[test]
 fn transfers_allocate_nothing_after_the_first() {
+    let all = AllThreads::of_this_test();
     let deadline = Instant::now() + Duration::from_secs(60);
     let fabrics = [(); 2].map(|()| LocalFabric::new(LocalConfig::default()).expect("a local fabric"));
     let config = EndpointConfig {
@@ -75,7 +55,7 @@ fn transfers_allocate_nothing_after_the_first() {
     let mut seq = 0;
     for round in 0..2000 {
         if round == 100 {
-            before = ALLOCATIONS.load(Ordering::SeqCst);
+            before = all.allocations();
         }
         for work in &kinds {
             let extra = Extra {
@@ -104,5 +84,5 @@ fn transfers_allocate_nothing_after_the_first() {
             assert_eq!((out[0].status, out[0].seq), (WcStatus::Success, seq - 1));
         }
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "allocations in 1900 rounds");
+    assert_eq!(all.allocations(), before, "allocations in 1900 rounds");
 }
