@@ -50,6 +50,7 @@ impl Cells {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         };
         let keys = fabric.register(&memory).map_err(|e| format!("register cells: {e}"))?;
         Ok(Cells {

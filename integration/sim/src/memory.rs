@@ -41,6 +41,7 @@ impl Area {
             remote_read: false,
             remote_write,
             ordered: true,
+            mapped: true,
         };
         let keys = fabric.register(&memory).map_err(|e| format!("register the rings: {e}"))?;
         Ok(Area { base, keys, all: fabric.region_keys(keys) })

@@ -179,6 +179,7 @@ impl EpochMemory {
             remote_read: false,
             remote_write,
             ordered: true,
+            mapped: true,
         };
         let inbound_keys = fabric.register(&describe(&inbound, true))?;
         let staging_keys = match fabric.register(&describe(&staging, false)) {

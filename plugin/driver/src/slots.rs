@@ -41,6 +41,7 @@ impl Slots {
             remote_read: false,
             remote_write: false,
             ordered: true,
+            mapped: true,
         })?;
         let region = fabric.region_keys(keys);
         let mut base = 0;

@@ -228,6 +228,7 @@ fn permission_is_checked_when_the_direction_is_known() {
         remote_read: true,
         remote_write: false,
         ordered: false,
+        mapped: false,
     };
     let read_only = b.register(&memory).expect("register");
     let imported = a.import("b", &b.export(read_only).expect("export")).expect("import");

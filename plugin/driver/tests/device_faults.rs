@@ -191,6 +191,7 @@ fn registration_past_the_lock_limit_says_so_and_costs_nothing() {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     let why = two.a.register(&memory).expect_err("too much").to_string();
     assert!(

@@ -20,7 +20,16 @@ struct Managed {
 
 fn ask(len_bytes: u64) -> Memory {
     let (kind, device) = (MemoryKind::Dram, 0);
-    Memory { addr: 0, len_bytes, kind, device, remote_read: true, remote_write: true, ordered: false }
+    Memory {
+        addr: 0,
+        len_bytes,
+        kind,
+        device,
+        remote_read: true,
+        remote_write: true,
+        ordered: false,
+        mapped: false,
+    }
 }
 
 impl Managed {

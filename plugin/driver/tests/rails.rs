@@ -195,6 +195,7 @@ fn vram(engine: &Driver, bytes: &[u8]) -> Result<u64, Error> {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     })
 }
 
@@ -267,6 +268,7 @@ fn memory_that_no_fabric_takes_is_refused_with_every_reason() {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     let fits = a.register(&memory(16 * 2048)).expect("4096 keys");
     let error = a.register(&memory(16 * 2048 + 1)).expect_err("4098 keys");

@@ -428,6 +428,7 @@ fn a_transfer_to_itself_into_memory_that_is_not_writable_fails_and_harms_nothing
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     let region = a.register(&memory).expect("register");
     let imported = a.import("a", &a.export(region).expect("export")).expect("import");

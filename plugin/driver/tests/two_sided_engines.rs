@@ -188,6 +188,7 @@ fn memory_that_is_not_mapped_is_refused_at_its_registration() {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     let refused = a.register(&memory).expect_err("refused");
     assert!(refused.code == Code::InvalidParam && refused.text.contains("0x1000"), "{refused}");

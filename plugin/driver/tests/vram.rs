@@ -30,6 +30,7 @@ fn register(engine: &Driver, addr: u64, len: usize) -> Result<u64, baton_driver:
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     })
 }
 

@@ -117,6 +117,7 @@ pub(crate) fn checked_memory(memory: &BatonMemory) -> Result<Memory, Error> {
         remote_read: memory.access & BATON_ACCESS_REMOTE_READ != 0,
         remote_write: memory.access & BATON_ACCESS_REMOTE_WRITE != 0,
         ordered: false,
+        mapped: false,
     })
 }
 

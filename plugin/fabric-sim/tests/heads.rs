@@ -35,6 +35,7 @@ impl Pair {
                 remote_read: false,
                 remote_write: false,
                 ordered: false,
+                mapped: false,
             };
             fabrics[node].register(&memory).expect("register")
         });

@@ -29,6 +29,7 @@ impl Pair {
                 remote_read: true,
                 remote_write: true,
                 ordered: false,
+                mapped: false,
             };
             fabrics[node].register(&memory).expect("register")
         });

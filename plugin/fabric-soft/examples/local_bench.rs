@@ -37,6 +37,7 @@ fn memory(fabric: &dyn Fabric, fill: u8) -> (u64, Keys) {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     (memory.addr, fabric.register(&memory).expect("register"))
 }

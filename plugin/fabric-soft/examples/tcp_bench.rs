@@ -51,6 +51,7 @@ fn side(lanes: usize, active: bool) -> Side {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         })
         .expect("register");
     let config = EndpointConfig {

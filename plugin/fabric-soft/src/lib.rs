@@ -10,4 +10,5 @@
 mod lists;
 pub mod local;
 mod regions;
+mod store;
 pub mod tcp;

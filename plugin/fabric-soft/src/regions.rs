@@ -51,7 +51,9 @@ struct Slot {
     waiting: AtomicU32,
     /// Used for this slot's next key.
     generation: AtomicU32,
-    _pad: [u32; 3],
+    /// 1 for memory that is certainly mapped; of no concern to peers.
+    mapped: AtomicU32,
+    _pad: [u32; 2],
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
@@ -203,6 +205,7 @@ impl Regions {
         slot.base.store(memory.addr, Ordering::Relaxed);
         slot.len.store(memory.len_bytes, Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);
+        slot.mapped.store(memory.mapped.into(), Ordering::Relaxed);
         slot.owner.store(key, Ordering::Relaxed);
         slot.key.store(key, Ordering::SeqCst);
         Ok(Keys { local: key, remote: key })
@@ -307,6 +310,11 @@ impl Guard<'_> {
         self.slot.flags.load(Ordering::Relaxed) & FLAG_SHARED != 0
     }
 
+    /// Whether the memory is the engine's own ([`Memory::mapped`]): a plain store cannot fault as long as this guard lives.
+    pub fn is_mapped(&self) -> bool {
+        self.slot.mapped.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether a peer may touch these bytes.
     pub fn permits(&self, addr: u64, len: u64, write: bool) -> bool {
         let flag = if write { FLAG_REMOTE_WRITE } else { FLAG_REMOTE_READ };
@@ -352,6 +360,7 @@ mod tests {
             remote_read: true,
             remote_write: false,
             ordered: false,
+            mapped: false,
         }
     }
 

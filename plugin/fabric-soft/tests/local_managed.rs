@@ -231,6 +231,7 @@ fn a_file_that_could_lose_its_pages_is_not_mapped_and_its_bytes_come_all_the_sam
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     use std::os::fd::AsFd;
     let files = [unsealed.as_fd(), null.as_fd(), short_file.as_fd()];

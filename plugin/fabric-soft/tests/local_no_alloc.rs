@@ -33,6 +33,7 @@ fn transfers_allocate_nothing_after_the_first() {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         };
         (memory.addr, fabrics[i].register(&memory).expect("register"))
     });

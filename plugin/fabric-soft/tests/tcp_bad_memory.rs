@@ -42,6 +42,7 @@ impl Pages {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         };
         Pages { at, len, keys: node.fabric.register(&memory).unwrap() }
     }

@@ -21,6 +21,7 @@ fn memory(bytes: &[u8]) -> Memory {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     }
 }
 

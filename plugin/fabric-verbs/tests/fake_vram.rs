@@ -32,6 +32,7 @@ fn memory(addr: u64, len: usize, kind: MemoryKind) -> Memory {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     }
 }
 

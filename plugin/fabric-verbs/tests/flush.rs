@@ -46,6 +46,7 @@ fn fabric(device: &str, gpu: &Vram) -> Arc<dyn Fabric> {
         remote_read: false,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     fabric.register(&memory).unwrap_or_else(|e| panic!("device {device}: {e}"));
     fabric

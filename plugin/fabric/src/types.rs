@@ -52,6 +52,10 @@ pub struct Memory {
     pub remote_write: bool,
     /// Writes must become visible in order: words that are polled without a completion. (Bulk memory is faster without.)
     pub ordered: bool,
+    /// The engine's own: certainly mapped and writable until [`crate::Fabric::deregister`] has returned `Ok`, and looked at with atomic loads
+    /// where something may be arriving. So a fabric may store there itself, word after word. Any other memory may be unmapped at any time,
+    /// which is an error of a work request and never a signal.
+    pub mapped: bool,
 }
 
 /// Keys of a registration on one fabric: `local` for own work requests, `remote` for peers'. Verbs uses the low 32 bits.

@@ -19,6 +19,7 @@ fn memory(addr: u64, len_bytes: u64) -> Memory {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     }
 }
 

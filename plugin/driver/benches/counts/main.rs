@@ -174,6 +174,7 @@ fn engines() -> Engines {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     };
     let local = a.register(&memory).expect("register");
     let region = b.register(&memory).expect("register");

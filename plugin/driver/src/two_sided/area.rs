@@ -49,6 +49,7 @@ impl Area {
             remote_read: false,
             remote_write,
             ordered: remote_write,
+            mapped: true,
         })?;
         let region = fabric.region_keys(keys);
         Ok(Area { pages: ManuallyDrop::new(pages), len_bytes, keys, region, fabric: Arc::clone(fabric) })

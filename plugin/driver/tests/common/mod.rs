@@ -112,6 +112,7 @@ impl Buffer {
             remote_read,
             remote_write,
             ordered: false,
+            mapped: false,
         };
         buffer.region = engine.register(&memory).expect("register");
         buffer

@@ -27,6 +27,7 @@ impl Pages {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         };
         engine.register(&memory).expect("register")
     }

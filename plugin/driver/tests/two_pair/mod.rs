@@ -59,6 +59,7 @@ impl Data {
             remote_read: false,
             remote_write: false,
             ordered: false,
+            mapped: false,
         };
         let keys = setting.registered.then(|| fabric.region_keys(fabric.register(&memory).unwrap()));
         Arc::new(Data {

@@ -51,6 +51,11 @@ impl<'a> Guards<'a> {
         )
     }
 
+    /// Whether plain stores to all memory that was entered are safe as long as the guards live.
+    pub fn are_mapped(&self) -> bool {
+        self.held[..self.len].iter().flatten().all(|(_, _, guard)| guard.is_mapped())
+    }
+
     fn enter(
         &mut self,
         key: u64,

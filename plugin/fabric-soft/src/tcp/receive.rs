@@ -18,6 +18,7 @@ use super::send_queue::Landing;
 use super::shared::Shared;
 use super::sys;
 use super::transmit::Iov;
+use crate::store;
 
 /// Headers and tables are read into this much.
 const BUFFER: usize = 16 * 1024;
@@ -311,8 +312,13 @@ impl Receiver {
             }
             self.gather(&mut guards, n)?;
             let from = &self.buffer[self.start..self.start + n];
-            // SAFETY: the guards vouch for the targets until they are dropped; the buffer is ours and does not overlap them.
-            let placed = unsafe { sys::place(from, &self.iov.0) };
+            let placed = if guards.are_mapped() {
+                // SAFETY: the guards vouch for the targets until they are dropped, and for their being mapped.
+                Ok(unsafe { store::scatter(from, &self.iov.0) })
+            } else {
+                // SAFETY: the guards vouch for the targets until they are dropped; the buffer is ours and does not overlap them.
+                unsafe { sys::place(from, &self.iov.0) }
+            };
             let n = placed.map_err(|error| self.unmapped(shared, &error))?;
             self.start += n;
             self.forward(n);

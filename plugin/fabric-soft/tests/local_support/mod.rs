@@ -117,6 +117,7 @@ pub fn exposed(addr: u64, len: usize) -> Memory {
         remote_read: true,
         remote_write: true,
         ordered: false,
+        mapped: false,
     }
 }
 

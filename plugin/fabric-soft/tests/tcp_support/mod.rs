@@ -152,6 +152,7 @@ impl Block {
             remote_read: true,
             remote_write: true,
             ordered: false,
+            mapped: false,
         };
         Block { keys: node.fabric.register(&memory).unwrap(), bytes }
     }

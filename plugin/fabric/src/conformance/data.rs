@@ -174,6 +174,31 @@ pub fn inline_bytes_may_be_overwritten_right_after_post(rig: &Rig) {
     rig.expect(&target, &expected);
 }
 
+pub fn memory_of_the_engines_own_is_written_like_any_other(rig: &Rig) {
+    let [a, _] = rig.pair();
+    let source = rig.block(0, 70_000);
+    let target = rig.own_block(1, 70_000);
+    rig.fill(&source, 7);
+    let bytes = rig.bytes(&source);
+    let inline = rig.fabric(0).caps().inline_bytes as usize;
+    let mut sender = Sender::new(rig, 0, a);
+    for (i, size) in sizes().enumerate() {
+        let mut expected = Rig::untouched(target.len);
+        rig.store(&target, 0, &expected);
+        let (from, to) = (3 + i, 5 + 7 * i);
+        expected[to..to + size].copy_from_slice(&bytes[from..from + size]);
+        if size <= inline {
+            let short = extra(ExtraOp::Write, &bytes[from..from + size], &target, to);
+            let seq = sender.post(&[], None, Some(short), true);
+            sender.wait_done(seq);
+            rig.expect(&target, &expected);
+        }
+        rig.store(&target, 0, &Rig::untouched(target.len));
+        sender.run(&[template(Op::Write, &source, from, &target, to, size)]);
+        rig.expect(&target, &expected);
+    }
+}
+
 pub fn staged_bytes_are_written_from_registered_memory(rig: &Rig) {
     const LEN: usize = 8192;
     let [a, _] = rig.pair();

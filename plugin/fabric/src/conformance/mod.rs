@@ -106,6 +106,7 @@ behaviours! {
         the_target_application_need_not_call_anything,
         the_control_endpoint_carries_data_like_any_other,
         inline_bytes_may_be_overwritten_right_after_post,
+        memory_of_the_engines_own_is_written_like_any_other,
         staged_bytes_are_written_from_registered_memory,
         registrations_that_overlap_or_repeat_are_independent,
     }
@@ -114,6 +115,8 @@ behaviours! {
         a_full_send_queue_drains_and_fills_again,
         a_fenced_extra_waits_for_the_reads_before_it,
         a_later_write_overwrites_an_earlier_one,
+        short_extras_and_writes_to_the_same_place_keep_their_order,
+        an_immediate_with_a_short_payload_never_comes_before_the_data_in_front_of_it,
         every_completion_is_handed_out_once_to_several_polling_threads,
         endpoints_may_be_posted_to_from_several_threads,
     }

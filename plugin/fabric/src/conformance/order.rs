@@ -88,6 +88,58 @@ pub fn a_later_write_overwrites_an_earlier_one(rig: &Rig) {
     rig.expect(&target, &pattern(3, 32 * 1024)[31 * 1024..]);
 }
 
+pub fn short_extras_and_writes_to_the_same_place_keep_their_order(rig: &Rig) {
+    const LEN: usize = 4096;
+    // The engine's own memory and an application's: a fabric may place short payloads in different ways.
+    for target in [rig.own_block(1, LEN), rig.block(1, LEN)] {
+        let [a, b] = rig.pair();
+        let source = rig.block(0, LEN);
+        let mut sender = Sender::new(rig, 0, a);
+        for round in 0..64u64 {
+            rig.recvs(1, b, 0..2);
+            rig.fill(&source, round);
+            let (before, behind) = (pattern(1000 + round, 64), pattern(2000 + round, 32));
+            let write = template(Op::Write, &source, 0, &target, 0, LEN);
+            sender.post(&[], None, Some(extra(ExtraOp::Write, &before, &target, 8)), false);
+            let over = extra(ExtraOp::WriteImm(round as u32), &behind, &target, 1000);
+            sender.post(&[write], None, Some(over), false);
+            // And the other way around: a long one on top of a short one.
+            sender.post(&[], None, Some(extra(ExtraOp::Write, &before, &target, 2000)), false);
+            let seq =
+                sender.post(&[template(Op::Write, &source, 1990, &target, 1990, 100)], Some(1), None, true);
+            let received = rig.wait_receives(1, b, 2 * round as usize + 2);
+            assert!(received.iter().all(|c| c.status == WcStatus::Success), "{received:?}");
+            let mut expected = pattern(round, LEN);
+            expected[1000..1032].copy_from_slice(&behind);
+            rig.expect(&target, &expected);
+            sender.wait_done(seq);
+        }
+    }
+}
+
+pub fn an_immediate_with_a_short_payload_never_comes_before_the_data_in_front_of_it(rig: &Rig) {
+    const LEN: usize = 512 * 1024;
+    let [a, b] = rig.pair();
+    let source = rig.block(0, LEN);
+    let (target, records) = (rig.block(1, LEN), rig.own_block(1, 4096));
+    let mut sender = Sender::new(rig, 0, a);
+    for round in 0..32u64 {
+        rig.recvs(1, b, 0..1);
+        // From a few bytes, which go along with the record, to what takes several calls.
+        let len = LEN >> (round % 16);
+        rig.fill(&source, round);
+        let record = pattern(100 + round, 40);
+        let tail = extra(ExtraOp::WriteImm(round as u32), &record, &records, 48 * (round as usize % 80));
+        let seq = sender.post(&[template(Op::Write, &source, 0, &target, 0, len)], None, Some(tail), true);
+        let received = rig.wait_receives(1, b, round as usize + 1);
+        assert_eq!(received[round as usize].kind, CompletionKind::RecvImm(round as u32));
+        let (data, told) = (rig.bytes(&target), rig.bytes(&records));
+        assert!(data[..len] == pattern(round, LEN)[..len], "{len} bytes in front of record {round}");
+        assert_eq!(told[48 * (round as usize % 80)..][..40], record[..]);
+        sender.wait_done(seq);
+    }
+}
+
 pub fn every_completion_is_handed_out_once_to_several_polling_threads(rig: &Rig) {
     const ROUNDS: u64 = 8;
     let [a, _] = rig.pair();

@@ -166,24 +166,27 @@ impl Rig {
     }
 
     pub fn block_for(&self, side: usize, len: usize, access: Access) -> Block {
+        self.block_in(side, len, |addr| self.register(side, addr, len, access))
+    }
+
+    /// A block as the engine's own memory is.
+    pub fn own_block(&self, side: usize, len: usize) -> Block {
+        self.block_in(side, len, |addr| {
+            let memory = Memory { ordered: true, mapped: true, ..memory(addr, len, Access::Both) };
+            self.fabric(side).register(&memory).expect("register memory")
+        })
+    }
+
+    fn block_in(&self, side: usize, len: usize, register: impl FnOnce(u64) -> Keys) -> Block {
         let base = self.harness.alloc(side, len + 2 * MARGIN);
         self.harness.store(side, base, &vec![SENTINEL; len + 2 * MARGIN]);
         let addr = base + MARGIN as u64;
-        let keys = self.register(side, addr, len, access);
+        let keys = register(addr);
         Block { side, addr, len, keys }
     }
 
     pub fn register(&self, side: usize, addr: u64, len: usize, access: Access) -> Keys {
-        let memory = Memory {
-            addr,
-            len_bytes: len as u64,
-            kind: MemoryKind::Dram,
-            device: 0,
-            remote_read: matches!(access, Access::Both | Access::ReadOnly),
-            remote_write: matches!(access, Access::Both | Access::WriteOnly),
-            ordered: false,
-        };
-        self.fabric(side).register(&memory).expect("register memory")
+        self.fabric(side).register(&memory(addr, len, access)).expect("register memory")
     }
 
     pub fn deregister(&self, block: &Block) {
@@ -305,6 +308,19 @@ impl Drop for Rig {
         for thread in self.service.get_mut().map(std::mem::take).unwrap_or_default() {
             let _ = thread.join();
         }
+    }
+}
+
+fn memory(addr: u64, len: usize, access: Access) -> Memory {
+    Memory {
+        addr,
+        len_bytes: len as u64,
+        kind: MemoryKind::Dram,
+        device: 0,
+        remote_read: matches!(access, Access::Both | Access::ReadOnly),
+        remote_write: matches!(access, Access::Both | Access::WriteOnly),
+        ordered: false,
+        mapped: false,
     }
 }
 
