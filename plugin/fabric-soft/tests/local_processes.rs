@@ -3,7 +3,7 @@
 mod local_support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use baton_fabric::*;
@@ -294,21 +294,6 @@ fn memory_that_faults_is_blamed_on_its_owner_and_crashes_nobody() {
     a.post(endpoint, &batch).expect("post");
     assert_eq!(poll_until(a, |all| !all.is_empty())[0].status, WcStatus::RemoteAccess);
     assert_eq!(good[1].differs(|i| if i < 16384 { 0 } else { 2 }), None);
-}
-
-/// Maps a ring of this process once more, as a hostile engine could.
-fn map_ring(fd: i32) -> &'static [AtomicU64] {
-    // SAFETY: the descriptor belongs to an endpoint that the test keeps.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    let words = 4096 / 8 + 256 * 8;
-    let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-    // SAFETY: a new mapping of memory that is never made smaller; leaked.
-    unsafe {
-        let base =
-            rustix::mm::mmap(std::ptr::null_mut(), words * 8, access, rustix::mm::MapFlags::SHARED, fd, 0)
-                .expect("map");
-        std::slice::from_raw_parts(base.cast(), words)
-    }
 }
 
 #[test]

@@ -12,7 +12,9 @@ pub const MAX_SLOTS: usize = 4096;
 
 /// Bytes of a door page.
 pub const DOOR_BYTES: usize = 4096;
-const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"BATONDR2");
+/// The first thing that two processes look at: it changes with the layout of doors and of rings, so that those of different versions pass
+/// the fabric over before they make endpoints.
+const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"BATONDR3");
 
 /// A set of slots that any thread or process adds to and takes from without a lock.
 ///

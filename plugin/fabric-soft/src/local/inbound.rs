@@ -8,11 +8,12 @@ use baton_fabric::{CompletionKind, WcStatus};
 use super::endpoint::{Endpoint, Link, Puller};
 use super::heads;
 use super::inner::{Inner, Moved};
-use super::pull::{Fault, MAX_KEYS};
+use super::pull::{Batch, Fault, MAX_KEYS};
 use super::recv::RecvQueue;
-use super::ring::{self, Entry};
+use super::ring::{self, Entry, SHORT_BYTES};
 use super::shared::Lookup;
 use crate::regions::{Guard, Regions};
+use crate::store::store;
 
 /// Guards of one batch: one per region, however many work requests touch it.
 pub struct Guards<'a> {
@@ -20,12 +21,27 @@ pub struct Guards<'a> {
     held: [Option<(u64, Guard<'a>)>; MAX_KEYS],
 }
 
+/// What is known of a region that is held.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// A sealed file.
+    pub shared: bool,
+    /// The engine's own memory.
+    pub mapped: bool,
+}
+
+impl Held {
+    fn of(guard: &Guard<'_>) -> Held {
+        Held { shared: guard.is_shared(), mapped: guard.is_mapped() }
+    }
+}
+
 impl<'a> Guards<'a> {
     pub fn new(regions: &'a Regions) -> Guards<'a> {
         Guards { regions, held: [const { None }; MAX_KEYS] }
     }
 
-    /// Holds the region for an access, and tells whether it is a shared file; `Ok(None)` if the batch has to end first.
+    /// Holds the region for an access, and tells what it is; `Ok(None)` if the batch has to end first.
     pub fn hold(
         &mut self,
         key: u64,
@@ -33,14 +49,14 @@ impl<'a> Guards<'a> {
         len: u64,
         write: bool,
         remote: bool,
-    ) -> Result<Option<bool>, WcStatus> {
+    ) -> Result<Option<Held>, WcStatus> {
         for slot in &mut self.held {
             match slot {
                 Some((held, guard)) if *held == key => {
                     let allowed =
                         if remote { guard.permits(addr, len, write) } else { guard.covers(addr, len) };
                     let refusal = if remote { WcStatus::RemoteAccess } else { WcStatus::LocalAccess };
-                    return if allowed { Ok(Some(guard.is_shared())) } else { Err(refusal) };
+                    return if allowed { Ok(Some(Held::of(guard))) } else { Err(refusal) };
                 }
                 Some(_) => {}
                 None => {
@@ -49,9 +65,9 @@ impl<'a> Guards<'a> {
                     } else {
                         self.regions.access_local(key, addr, len, write)
                     }?;
-                    let shared = guard.is_shared();
+                    let held = Held::of(&guard);
                     *slot = Some((key, guard));
-                    return Ok(Some(shared));
+                    return Ok(Some(held));
                 }
             }
         }
@@ -77,6 +93,8 @@ struct Gathered {
     stop: Stop,
     /// Bytes of the last entry that stay for the next call.
     cut: u64,
+    /// Bytes that were taken out of the ring.
+    placed: u64,
 }
 
 /// Does up to `budget` bytes of the peer's work.
@@ -125,7 +143,7 @@ fn serve_open(
         // managed memory, mapped as long as they are registered.
         unsafe { puller.batch.run(&link.peer, &link.stamp) }
     };
-    let bytes = puller.batch.bytes();
+    let bytes = puller.batch.bytes() + gathered.placed as usize;
     let whole = done == parts && fault.is_none();
     let finished = finish(endpoint, link, puller, &gathered, done);
     drop(guards);
@@ -182,20 +200,18 @@ fn gather(
     let mut recvs = 0;
     let mut message = puller.message;
     let mut ordinal = puller.head;
-    let mut cut = 0;
+    let (mut cut, mut placed) = (0, 0);
     let takes_heads = endpoint.heads.load(Ordering::Relaxed);
     let stop = loop {
-        let bytes = puller.batch.bytes() as u64 + puller.heads.bytes();
+        let bytes = puller.batch.bytes() as u64 + placed + puller.heads.bytes();
         let spent = bytes >= budget as u64 || puller.entries.len() == puller.entries.capacity();
         if ordinal == tail || spent || cut != 0 {
             break Stop::Full;
         }
         let Some(mut entry) = link.ring.read(ordinal) else { break Stop::Nonsense };
         let offset = if ordinal == puller.head { puller.head_offset } else { 0 };
-        if offset > u64::from(entry.len) {
-            break Stop::Nonsense;
-        }
-        if message.is_some() && (!entry.has(ring::SEND) || entry.has(ring::HEAD)) {
+        let no_message = !entry.has(ring::SEND) || entry.has(ring::HEAD);
+        if offset > u64::from(entry.len) || message.is_some() && no_message {
             break Stop::Nonsense;
         }
         if entry.has(ring::HEAD) && takes_heads {
@@ -212,40 +228,78 @@ fn gather(
             // It comes after their rests.
             break Stop::Full;
         }
-        let write_into = match destination(&mut entry, &recv, recvs, message.unwrap_or(0)) {
-            Ok(remote) => remote,
+        let held = match aim(&mut entry, (&recv, recvs), message.unwrap_or(0), guards) {
+            Ok(held) => held,
             Err(stop) => break stop,
         };
-        if entry.len != 0 {
-            let held = guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, write_into);
-            let mapped = match held {
-                Ok(Some(shared)) => shared && entry.has(ring::SHARED),
-                Ok(None) => break Stop::Full,
-                Err(_) => break Stop::Refused(WcStatus::RemoteAccess),
-            };
+        if let Some(held) = held {
             let left = u64::from(entry.len) - offset;
-            let take = left.min((budget - puller.batch.bytes()) as u64);
-            let key = if entry.has(ring::INLINE) { 0 } else { entry.own_key };
-            let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
-            let source = if mapped { sources.source(key) } else { None };
-            if !puller.batch.add(to, from, key, take as usize, source) {
-                break Stop::Full;
+            if offset == 0 && puller.batch.len() == 0 && place_short(link, &mut entry, held) {
+                placed += left;
+            } else {
+                let take = left.min(budget as u64 - bytes);
+                let mapped = held.shared && entry.has(ring::SHARED);
+                if !pull_later(&mut puller.batch, &entry, (offset, take), sources, mapped) {
+                    break Stop::Full;
+                }
+                cut = left - take;
             }
-            cut = left - take;
         }
         message = entry.has(ring::MORE).then(|| message.unwrap_or(0) + u64::from(entry.len));
         recvs += usize::from(entry.has(ring::IMM | ring::SEND) && message.is_none());
         puller.entries.push(entry);
         ordinal += 1;
     };
-    if stop == Stop::NoRecv && puller.entries.is_empty() && puller.heads.is_empty() {
-        // Under the lock, so that a RECV that comes now finds the mark.
-        endpoint.stalled.store(true, Ordering::SeqCst);
-    } else {
+    let waits = stop == Stop::NoRecv && puller.entries.is_empty() && puller.heads.is_empty();
+    if !waits {
         puller.stalled = None;
-        endpoint.stalled.store(false, Ordering::SeqCst);
     }
-    Gathered { stop, cut }
+    // Under the lock of the RECVs, so that one that comes now finds the mark.
+    endpoint.stalled.store(waits, Ordering::SeqCst);
+    Gathered { stop, cut, placed }
+}
+
+/// Finds out where an entry goes and holds that memory; nothing if it has no bytes.
+fn aim(
+    entry: &mut Entry,
+    (recv, ahead): (&RecvQueue, usize),
+    begun: u64,
+    guards: &mut Guards<'_>,
+) -> Result<Option<Held>, Stop> {
+    let remote = destination(entry, recv, ahead, begun)?;
+    if entry.len == 0 {
+        return Ok(None);
+    }
+    match guards.hold(entry.peer_key, entry.peer_addr, u64::from(entry.len), true, remote) {
+        Ok(Some(held)) => Ok(Some(held)),
+        Ok(None) => Err(Stop::Full),
+        Err(_) => Err(Stop::Refused(WcStatus::RemoteAccess)),
+    }
+}
+
+/// Takes a short payload of the engine's own memory out of the ring, if it is one. Nothing in front of it may still have to be pulled.
+fn place_short(link: &Link, entry: &mut Entry, held: Held) -> bool {
+    let short = held.mapped && entry.has(ring::SHORT);
+    if short {
+        // SAFETY: the engine's own memory, whose guard the caller holds and has asked for these bounds.
+        unsafe { store(entry.peer_addr, link.ring.read_short(entry, &mut [0; SHORT_BYTES])) };
+        entry.flags |= ring::PLACED;
+    }
+    short
+}
+
+/// Puts `take` bytes of an entry from an offset on into the batch; `false` if it has no room for them.
+fn pull_later(
+    batch: &mut Batch,
+    entry: &Entry,
+    (offset, take): (u64, u64),
+    sources: &mut Lookup<'_>,
+    mapped: bool,
+) -> bool {
+    let key = if entry.has(ring::INLINE) { 0 } else { entry.own_key };
+    let (to, from) = (entry.peer_addr + offset, entry.own_addr.wrapping_add(offset));
+    let source = if mapped { sources.source(key) } else { None };
+    batch.add(to, from, key, take as usize, source)
 }
 
 /// Checks an entry against the RECVs; a SEND is given its slot as target, behind the `begun` bytes of it that are there already.
@@ -288,7 +342,9 @@ fn finish(
     let mut finished = Finished { signaled: false, received: false };
     let last = puller.entries.len();
     for (i, entry) in puller.entries.iter().enumerate() {
-        if entry.len != 0 {
+        if entry.has(ring::PLACED) {
+            puller.bulk_done = puller.bulk_done.wrapping_add(u64::from(entry.len));
+        } else if entry.len != 0 {
             if left == 0 {
                 break;
             }

@@ -321,7 +321,7 @@ impl Fabric for LocalFabric {
             let text = format!("{} work requests, and room for {room} in the send queue", batch.len());
             return Err(refuse(FabricError::Limit(text)));
         }
-        append(&self.inner, &mut send, batch);
+        append(&self.inner, &endpoint.ring, &mut send, batch);
         let started = send.start(&endpoint.ring);
         self.inner.count_bytes(&endpoint, &mut send);
         let (reads, ready) = (send.has_reads(), send.is_ready());
@@ -431,7 +431,7 @@ fn check(batch: &Batch<'_>, max_sge: u32) -> Result<(), FabricError> {
 }
 
 /// Puts a batch into the send queue. Faults of this side's memory show when their turn comes.
-fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
+fn append(inner: &Inner, shared: &Ring, send: &mut SendQueue, batch: &Batch<'_>) {
     let last = batch.len().wrapping_sub(1);
     let mut source: Option<(u64, crate::regions::Guard<'_>)> = None;
     let mut readable = |key: u64, addr: u64, len: u64| {
@@ -495,11 +495,8 @@ fn append(inner: &Inner, send: &mut SendQueue, batch: &Batch<'_>) {
         }
         list = Some(send.keep_list(extra.pieces()));
     } else if entry.len != 0 {
-        let inline = if extra.bytes.len() <= INLINE_BYTES { send.keep_payload(extra.bytes) } else { None };
-        if let Some(addr) = inline {
-            entry.own_addr = addr;
-            entry.flags |= ring::INLINE;
-        } else {
+        let kept = extra.bytes.len() <= INLINE_BYTES && send.keep_payload(shared, &mut entry, extra.bytes);
+        if !kept {
             (entry.own_addr, entry.own_key) = extra.staged.unwrap_or_default();
             if readable(entry.own_key, entry.own_addr, u64::from(entry.len)).is_none() {
                 entry.flags |= ring::FAULT;

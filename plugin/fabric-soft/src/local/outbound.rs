@@ -85,7 +85,7 @@ fn gather(
             return (Some(WcStatus::RemoteAccess), 0);
         }
         let mapped = match guards.hold(entry.own_key, entry.own_addr, len, true, false) {
-            Ok(Some(shared)) => shared && stamp.file().is_some(),
+            Ok(Some(held)) => held.shared && stamp.file().is_some(),
             Ok(None) => break,
             Err(status) => return (Some(status), 0),
         };

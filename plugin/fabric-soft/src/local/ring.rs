@@ -7,6 +7,8 @@
 //!
 //! The owner writes entries, then `tail`; the peer takes them in order, then writes `done`. Each side checks what the
 //! other one writes and copies an entry out before it looks at it: the other process may scribble at any time.
+//!
+//! Behind the entries lie short payloads, which the peer can take without a system call ([`SHORT`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,9 +17,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::shm::{Mapping, Plain};
 use baton_fabric::WcStatus;
 
-const RING_MAGIC: u64 = u64::from_le_bytes(*b"BATONRNG");
+/// Another layout has another magic, and so has the door, at which processes with different layouts part ([`super::door`]).
+const RING_MAGIC: u64 = u64::from_le_bytes(*b"BATONRG2");
 const HEADER_BYTES: usize = 4096;
 const ENTRY_BYTES: usize = 64;
+/// Longest payload that lies in the ring: short notifications and credit words.
+pub const SHORT_BYTES: usize = 256;
+/// Room for such payloads. What does not fit is pulled like longer ones.
+pub const SHORT_ROOM_BYTES: u64 = 16 << 10;
+const _: () = assert!(SHORT_ROOM_BYTES.is_multiple_of(8) && SHORT_BYTES as u64 <= SHORT_ROOM_BYTES);
 
 /// The payload is the initiator's own copy, in no region: there is no key to look at.
 pub const INLINE: u32 = 1;
@@ -37,8 +45,12 @@ pub const MORE: u32 = 64;
 pub const SHARED: u32 = 128;
 /// With `MORE`, of the first entry of a message: what is in it tells the target where the others go.
 pub const HEAD: u32 = 256;
+/// With `INLINE`: the payload lies in the ring's room for short ones, from the offset on that stands in the place of the initiator's key.
+pub const SHORT: u32 = 512;
+/// Its payload was taken out of the ring: said by the target to itself, never in the ring.
+pub const PLACED: u32 = 1024;
 
-const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE | SHARED | HEAD;
+const RING_FLAGS: u32 = INLINE | IMM | SEND | SIGNALED | MORE | SHARED | HEAD | SHORT;
 
 /// One work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +95,7 @@ impl Entry {
         if flags & HEAD != 0 && flags & MORE == 0 {
             return None;
         }
-        Some(Entry {
+        let entry = Entry {
             own_addr: words[0],
             peer_addr: words[1],
             own_key: words[2],
@@ -91,7 +103,17 @@ impl Entry {
             len: words[4] as u32,
             imm: (words[4] >> 32) as u32,
             flags,
-        })
+        };
+        (flags & SHORT == 0 || entry.is_short()).then_some(entry)
+    }
+
+    /// Whether the payload is one that lies in the ring.
+    fn is_short(&self) -> bool {
+        let (offset, len) = (self.own_key, u64::from(self.len));
+        self.flags & (INLINE | MORE | SHARED) == INLINE
+            && (1..=SHORT_BYTES as u64).contains(&len)
+            && offset.is_multiple_of(8)
+            && offset <= SHORT_ROOM_BYTES - len
     }
 }
 
@@ -145,7 +167,12 @@ pub struct Ring {
 }
 
 fn ring_bytes(depth: u64) -> usize {
-    (HEADER_BYTES + depth as usize * ENTRY_BYTES).next_multiple_of(4096)
+    (short_room(depth) + SHORT_ROOM_BYTES as usize).next_multiple_of(4096)
+}
+
+/// Where the room for short payloads begins.
+fn short_room(depth: u64) -> usize {
+    HEADER_BYTES + depth as usize * ENTRY_BYTES
 }
 
 impl Ring {
@@ -166,7 +193,9 @@ impl Ring {
         let magic = header.magic.load(Ordering::Acquire);
         let found = (header.depth.load(Ordering::Relaxed), header.token.load(Ordering::Relaxed));
         if magic != RING_MAGIC || found != (depth, token) {
-            return Err(io::Error::other("the shared ring is not that of the endpoint"));
+            return Err(io::Error::other(
+                "the shared ring is not that of the endpoint, or of another version",
+            ));
         }
         Ok(ring)
     }
@@ -191,6 +220,18 @@ impl Ring {
         for (cell, word) in self.cell(ordinal).0.iter().zip(entry.to_words()) {
             cell.store(word, Ordering::Relaxed);
         }
+    }
+
+    /// Copies a short payload to an offset of its room, for an entry that is not published yet. Returns where that is in this process.
+    pub fn write_short(&self, offset: u64, payload: &[u8]) -> u64 {
+        let words = payload.len().div_ceil(8);
+        let at = short_room(self.depth) + offset as usize;
+        for (word, bytes) in self.mapping.slice::<AtomicU64>(at, words).iter().zip(payload.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+        }
+        self.mapping.addr(at)
     }
 
     /// Entries before `tail` are there; `bulk` bytes were added to them.
@@ -253,6 +294,17 @@ impl Ring {
     pub fn read(&self, ordinal: u64) -> Option<Entry> {
         let cell = self.cell(ordinal);
         Entry::from_words(std::array::from_fn(|i| cell.0[i].load(Ordering::Relaxed)))
+    }
+
+    /// A copy of the payload of a `SHORT` entry that [`Ring::read`] has returned.
+    pub fn read_short<'a>(&self, entry: &Entry, copy: &'a mut [u8; SHORT_BYTES]) -> &'a [u8] {
+        let len = entry.len as usize;
+        let at = short_room(self.depth) + entry.own_key as usize;
+        let words = self.mapping.slice::<AtomicU64>(at, len.div_ceil(8));
+        for (word, bytes) in words.iter().zip(copy.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        &copy[..len]
     }
 
     /// Announces that entries are about to be pulled; `false` if the owner has taken them back.
@@ -346,6 +398,7 @@ mod tests {
             Entry { flags: MORE | SEND | IMM, ..entry },
             Entry { flags: MORE | SEND | SIGNALED, ..entry },
             Entry { flags: HEAD | SEND, ..entry },
+            Entry { flags: PLACED, ..entry },
         ] {
             ring.write(9, bad);
             assert_eq!(peer.read(9), None, "{bad:?}");
@@ -353,6 +406,42 @@ mod tests {
         for status in [WcStatus::LocalAccess, WcStatus::RemoteAccess, WcStatus::RnrExceeded] {
             peer.set_failure(status);
             assert_eq!(ring.failure(), Some(status));
+        }
+    }
+
+    #[test]
+    fn short_payloads_survive_the_ring_and_no_entry_reaches_beyond_their_room() {
+        let (fd, ring) = Ring::create(8, 77).unwrap();
+        let peer = Ring::open(&fd, 8, 77).unwrap();
+        let payload: Vec<u8> = (0..SHORT_BYTES).map(|i| i as u8 ^ 0x5A).collect();
+        let last = SHORT_ROOM_BYTES - SHORT_BYTES as u64;
+        let short = |own_key: u64, len: usize| Entry {
+            own_key,
+            len: len as u32,
+            flags: INLINE | SHORT,
+            ..Entry::default()
+        };
+        for (offset, len) in [(0, 1), (8, 13), (64, 200), (last, SHORT_BYTES), (SHORT_ROOM_BYTES - 8, 7)] {
+            ring.write_short(offset, &payload[..len]);
+            ring.write(0, short(offset, len));
+            let entry = peer.read(0).expect("an entry");
+            assert_eq!(peer.read_short(&entry, &mut [0; SHORT_BYTES]), &payload[..len]);
+        }
+        let forged = [
+            short(0, 0),
+            short(0, SHORT_BYTES + 1),
+            short(0, u32::MAX as usize),
+            short(4, 8),
+            short(last + 8, SHORT_BYTES),
+            short(SHORT_ROOM_BYTES, 1),
+            short(u64::MAX - 7, 8),
+            Entry { flags: SHORT, ..short(0, 8) },
+            Entry { flags: SHORT | INLINE | SHARED, ..short(0, 8) },
+            Entry { flags: SHORT | INLINE | SEND | MORE, ..short(0, 8) },
+        ];
+        for bad in forged {
+            ring.write(0, bad);
+            assert_eq!(peer.read(0), None, "{bad:?}");
         }
     }
 }

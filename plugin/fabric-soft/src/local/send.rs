@@ -12,8 +12,8 @@
 
 use baton_fabric::{Completion, CompletionKind, EndpointId, Sge, WcStatus};
 
-use super::payload::Payloads;
-use super::ring::{self, Entry, Ring};
+use super::payload::{Payloads, Room};
+use super::ring::{self, Entry, Ring, SHORT_BYTES, SHORT_ROOM_BYTES};
 use crate::lists::Lists;
 
 /// A posted work request.
@@ -42,6 +42,8 @@ pub struct SendQueue {
     /// Of those that are done, how many belong to the work request at `completed`.
     partly: u64,
     payloads: Payloads,
+    /// In the shared ring.
+    short: Room,
     lists: Lists,
     max_sge: u32,
     /// Bytes of READs posted and not completed.
@@ -86,6 +88,7 @@ impl SendQueue {
             ring_done: 0,
             partly: 0,
             payloads: Payloads::new(slots)?,
+            short: Room::with_depth(SHORT_ROOM_BYTES, slots),
             lists: Lists::default(),
             max_sge,
             read_bytes: 0,
@@ -128,9 +131,21 @@ impl SendQueue {
         self.posted += 1;
     }
 
-    /// Keeps a copy of the payload of the next work request to be pushed, and returns its address.
-    pub fn keep_payload(&mut self, payload: &[u8]) -> Option<u64> {
-        self.payloads.keep(self.posted, payload)
+    /// Keeps a copy of the payload of the next work request to be pushed, which is `entry`: in the ring if it is short.
+    /// `false`: it has no room.
+    pub fn keep_payload(&mut self, ring: &Ring, entry: &mut Entry, payload: &[u8]) -> bool {
+        let rounded = payload.len().next_multiple_of(8) as u64;
+        let short = if payload.len() <= SHORT_BYTES { self.short.take(self.posted, rounded) } else { None };
+        if let Some(offset) = short {
+            entry.own_addr = ring.write_short(offset, payload);
+            entry.own_key = offset;
+            entry.flags |= ring::INLINE | ring::SHORT;
+            return true;
+        }
+        let Some(addr) = self.payloads.keep(self.posted, payload) else { return false };
+        entry.own_addr = addr;
+        entry.flags |= ring::INLINE;
+        true
     }
 
     /// Keeps the gather list of the next work request to be pushed.
@@ -234,6 +249,7 @@ impl SendQueue {
         }
         self.completed += count;
         self.payloads.free_before(self.completed);
+        self.short.free_before(self.completed);
     }
 
     /// READs that may be pulled now, oldest first.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,12 @@ impl Block {
         let block = Block { bytes, addr, len, keys: fabric.register(&memory).expect("register") };
         block.fill(fill);
         block
+    }
+
+    /// The same memory registered as the engine's own.
+    pub fn as_own(self, fabric: &dyn Fabric) -> Block {
+        let memory = Memory { ordered: true, mapped: true, ..exposed(self.addr, self.len) };
+        Block { keys: fabric.register(&memory).expect("register"), ..self }
     }
 
     /// As [`Block::new`], of managed memory: a sealed file, mapped between the sentinels; the file ends with some as well.
@@ -221,6 +227,32 @@ pub fn new_endpoint(fabric: &dyn Fabric) -> (EndpointId, Value) {
         exposed: true,
     };
     fabric.create_endpoint(&config).expect("an endpoint")
+}
+
+/// Connects a new endpoint of `a` with one of `b`; what they are, and the address of the one of `a`.
+pub fn connect(a: &dyn Fabric, b: &dyn Fabric) -> (EndpointId, EndpointId, Value) {
+    let (x, x_address) = new_endpoint(a);
+    let (y, y_address) = new_endpoint(b);
+    a.connect_endpoint(x, &y_address, soon()).expect("connect");
+    b.connect_endpoint(y, &x_address, soon()).expect("connect");
+    (x, y, x_address)
+}
+
+/// Maps a ring of this process once more, as a hostile engine could.
+pub fn map_ring(fd: i32) -> &'static [AtomicU64] {
+    map_shared(fd, 4096 / 8 + DEPTH as usize * 8)
+}
+
+/// Maps so many words of shared memory of this process once more.
+pub fn map_shared(fd: i32, words: usize) -> &'static [AtomicU64] {
+    // SAFETY: the descriptor belongs to an endpoint or a fabric that the test keeps.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping of memory that is never made smaller; leaked.
+    unsafe {
+        let base = mmap(std::ptr::null_mut(), words * 8, access, MapFlags::SHARED, fd, 0).expect("map");
+        std::slice::from_raw_parts(base.cast(), words)
+    }
 }
 
 /// The second process.
