@@ -497,6 +497,8 @@ impl Inner {
 
     /// `sleeper`: whoever the bell wakes is at it.
     fn take_events(&self, sleeper: bool) {
+        // Whoever was looking at an endpoint when it was destroyed kept its peer alive for that long.
+        self.forget_unused_peers();
         let mut buffer =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
