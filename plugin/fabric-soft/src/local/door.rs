@@ -68,23 +68,24 @@ impl SlotSet {
 
     /// Takes one slot, the first at or behind `from` in ring order.
     pub fn pop(&self, from: u32) -> Option<u32> {
-        let first = from as usize / 64 % 64;
-        for step in 0..=64 {
-            let word = (first + step) % 64;
-            if self.summary.load(Ordering::SeqCst) & (1 << word) == 0 {
-                continue;
-            }
-            // The starting word is looked at twice: first its upper part, last its lower.
-            let mask = match step {
-                0 => u64::MAX << (from % 64),
-                64 => !(u64::MAX << (from % 64)),
-                _ => u64::MAX,
-            };
-            if let Some(bit) = self.pop_bit(word, mask) {
-                return Some((word * 64) as u32 + bit);
+        let first = from / 64 % 64;
+        let summary = self.summary.load(Ordering::SeqCst);
+        let pop = |word: u32, mask| Some(word * 64 + self.pop_bit(word as usize, mask)?);
+        // The starting word is looked at twice: first its upper part, last its lower.
+        let starts_here = summary & (1 << first) != 0;
+        let upper = u64::MAX << (from % 64);
+        if starts_here && let Some(slot) = pop(first, upper) {
+            return Some(slot);
+        }
+        let mut others = (summary & !(1 << first)).rotate_right(first);
+        while others != 0 {
+            let word = (first + others.trailing_zeros()) % 64;
+            others &= others - 1;
+            if let Some(slot) = pop(word, u64::MAX) {
+                return Some(slot);
             }
         }
-        None
+        if starts_here { pop(first, !upper) } else { None }
     }
 
     fn pop_bit(&self, word: usize, mask: u64) -> Option<u32> {
