@@ -196,8 +196,12 @@ impl Endpoint {
 
     /// Reading makes sense now.
     pub fn rx_runnable(&self) -> bool {
-        self.rx_ready.load(Ordering::SeqCst)
-            && !self.rx_stalled.load(Ordering::SeqCst)
+        self.rx_ready.load(Ordering::SeqCst) && self.may_read()
+    }
+
+    /// It would if there was something.
+    pub fn may_read(&self) -> bool {
+        !self.rx_stalled.load(Ordering::SeqCst)
             && !self.rx_held.load(Ordering::SeqCst)
             && matches!(self.state(), State::Open | State::Closing)
     }

@@ -304,12 +304,18 @@ impl Fabric for TcpFabric {
 
     fn poll(&self, out: &mut [Completion]) -> usize {
         let n = self.shared.take_completions(out);
-        if n > 0 || out.is_empty() {
+        if n > 0 || out.is_empty() || !self.shared.is_look_due() {
             return n;
         }
         let Some(_poller) = self.shared.poller.try_lock() else { return 0 };
-        self.shared.collect();
-        self.shared.pay_when_idle();
+        let moved = match self.shared.warm() {
+            Some(endpoint) => pump::look(&self.shared, &endpoint, INLINE_PROGRESS_BYTES),
+            None => {
+                self.shared.collect();
+                0
+            }
+        };
+        self.shared.pay_when_idle(moved == 0 && !self.shared.has_ready());
         pump::run_ready(&self.shared, INLINE_PROGRESS_BYTES);
         let n = self.shared.take_completions(out);
         if self.shared.has_ready() || self.shared.has_debts() {

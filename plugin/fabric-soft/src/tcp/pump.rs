@@ -44,7 +44,16 @@ pub(super) fn run(shared: &Shared, endpoint: &Arc<Endpoint>, budget: usize) -> u
     {
         moved += rx.pump(shared, endpoint, budget);
     }
+    if moved > 0 {
+        shared.note_warm(endpoint);
+    }
     moved + send(shared, endpoint, budget)
+}
+
+/// Like [`run`], for an endpoint of which the kernel has reported nothing.
+pub(super) fn look(shared: &Shared, endpoint: &Arc<Endpoint>, budget: usize) -> usize {
+    endpoint.rx_ready.store(true, Ordering::SeqCst);
+    run(shared, endpoint, TURN_BYTES.min(budget))
 }
 
 /// Like [`run`], outbound only.

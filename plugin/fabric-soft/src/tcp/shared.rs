@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_fabric::{Completion, EndpointConfig, EndpointId, FabricError};
@@ -25,6 +25,11 @@ const TICK: Duration = Duration::from_millis(25);
 const LEASE: Duration = Duration::from_millis(1);
 /// Looks in vain after which acknowledgements that may come later are sent.
 const VAIN_LOOKS: u32 = 4;
+/// For so long a caller that polls reads where it found something last, before it asks the kernel what else there is.
+const WARM_FOR: Duration = Duration::from_micros(5);
+/// How often a fabric without endpoints is looked at: all that can come is somebody who connects or probes, and hosts that poll for what
+/// comes by other fabrics would pay for a system call in every look.
+const IDLE_LOOK_NS: u64 = 100_000;
 /// Endpoints of one fabric at most.
 const MAX_ENDPOINTS: usize = 1 << 16;
 
@@ -54,6 +59,11 @@ pub(super) struct Shared {
     pub workers: Workers,
     pub options: Options,
     table: RwLock<Table>,
+    /// Endpoints in the table.
+    endpoints: AtomicUsize,
+    since: Instant,
+    /// When a fabric without endpoints was looked at, counted from `since`.
+    looked_ns: AtomicU64,
     tokens: Mutex<HashMap<[u8; 16], EndpointId>>,
     cq: Mutex<VecDeque<Completion>>,
     cq_len: AtomicUsize,
@@ -65,6 +75,8 @@ pub(super) struct Shared {
     /// Looks in vain in a row while something is owed.
     vain: AtomicU32,
     pub poller: Mutex<()>,
+    /// Who received something last, and when all were looked at: hosts that spin for an answer are spared a system call.
+    warm: Mutex<Option<(Arc<Endpoint>, Instant)>>,
     armed: AtomicBool,
     wake: WakeUp,
     tick: Timer,
@@ -90,6 +102,9 @@ impl Shared {
             workers,
             options,
             table: RwLock::default(),
+            endpoints: AtomicUsize::new(0),
+            since: Instant::now(),
+            looked_ns: AtomicU64::new(0),
             tokens: Mutex::default(),
             cq: Mutex::default(),
             cq_len: AtomicUsize::new(0),
@@ -99,6 +114,7 @@ impl Shared {
             debts: AtomicUsize::new(0),
             vain: AtomicU32::new(0),
             poller: Mutex::new(()),
+            warm: Mutex::default(),
             armed: AtomicBool::new(false),
             wake,
             tick,
@@ -130,6 +146,7 @@ impl Shared {
         let id = EndpointId { slot, generation: entry.generation };
         let endpoint = Arc::new(Endpoint::new(id, *config, token));
         entry.endpoint = Some(Arc::clone(&endpoint));
+        self.endpoints.fetch_add(1, Ordering::SeqCst);
         let slots = table.slots.len();
         drop(table);
         // All endpoints at once may be ready, or owe.
@@ -169,10 +186,12 @@ impl Shared {
             if slot.generation != id.generation || slot.endpoint.take().is_none() {
                 return;
             }
+            self.endpoints.fetch_sub(1, Ordering::SeqCst);
             slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
             table.free.push(id.slot);
         }
         self.tokens.lock().remove(&endpoint.token);
+        self.warm.lock().take_if(|(warm, _)| warm.id == id);
         if let Some(fd) = endpoint.fd() {
             self.epoll.remove(fd);
         }
@@ -261,13 +280,13 @@ impl Shared {
         self.debts.load(Ordering::SeqCst) > 0
     }
 
-    /// Before the ready endpoints have their turn: pays if there was none of them for some looks. One look in vain says little: hosts
-    /// take messages until there is none, and then answer them.
-    pub fn pay_when_idle(&self) {
+    /// Before the ready endpoints have their turn: pays if some looks were in vain. One says little: hosts take messages until there is
+    /// none, and then answer them.
+    pub fn pay_when_idle(&self, in_vain: bool) {
         if !self.has_debts() {
             return;
         }
-        let vain = if self.has_ready() { 0 } else { self.vain.load(Ordering::Relaxed) + 1 };
+        let vain = if in_vain { self.vain.load(Ordering::Relaxed) + 1 } else { 0 };
         self.vain.store(vain % VAIN_LOOKS, Ordering::Relaxed);
         if vain == VAIN_LOOKS {
             self.pay();
@@ -292,6 +311,39 @@ impl Shared {
     }
 
     // ---- events
+
+    /// The endpoint received something.
+    pub fn note_warm(&self, endpoint: &Arc<Endpoint>) {
+        let mut warm = self.warm.lock();
+        if !warm.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, endpoint)) {
+            *warm = Some((Arc::clone(endpoint), Instant::now()));
+        }
+    }
+
+    /// Where to read without asking the kernel first; nowhere if it is time to look at all.
+    pub fn warm(&self) -> Option<Arc<Endpoint>> {
+        let mut warm = self.warm.lock();
+        let (endpoint, looked) = warm.as_mut()?;
+        let now = Instant::now();
+        if now.duration_since(*looked) >= WARM_FOR {
+            *looked = now;
+            return None;
+        }
+        endpoint.may_read().then(|| Arc::clone(endpoint))
+    }
+
+    /// Whether a caller that polls should look for events now.
+    pub fn is_look_due(&self) -> bool {
+        if self.endpoints.load(Ordering::SeqCst) > 0 {
+            return true;
+        }
+        let now = self.since.elapsed().as_nanos() as u64;
+        let due = now.saturating_sub(self.looked_ns.load(Ordering::Relaxed)) >= IDLE_LOOK_NS;
+        if due {
+            self.looked_ns.store(now, Ordering::Relaxed);
+        }
+        due
+    }
 
     /// Turns what the kernel reports into ready endpoints; handles connections and timers on the way.
     pub fn collect(&self) {

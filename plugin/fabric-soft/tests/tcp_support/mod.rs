@@ -111,6 +111,16 @@ impl Node {
         }
     }
 
+    /// The next completion here, while the other one is served as well.
+    pub fn wait_with(&self, other: &Node) -> Completion {
+        let (mut out, give_up) = ([Completion::EMPTY; 1], soon());
+        while self.fabric.poll(&mut out) == 0 {
+            other.fabric.serve(1 << 16);
+            assert!(Instant::now() < give_up, "in vain: a completion; {}", self.fabric.stats());
+        }
+        out[0]
+    }
+
     pub fn wait(&self, count: usize) -> Vec<Completion> {
         let (mut all, mut out, give_up) = (Vec::new(), [Completion::EMPTY; 16], soon());
         while all.len() < count {
