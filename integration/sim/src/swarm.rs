@@ -383,7 +383,7 @@ impl Swarm {
         let now = self.now();
         let Some(open) = self.working(way) else { return Ok(()) };
         if flush {
-            open.session.flush_credit();
+            open.session.announce_all();
         }
         if open.session.waits_for_credit() || flush {
             open.session.poll_credit(now, &open.memory);

@@ -205,12 +205,6 @@ impl RecvCredit {
         self.granted - self.announced
     }
 
-    /// The peer has less than half of it left. Nothing that it sends takes more at once: one RECV of an endpoint, and of a
-    /// ring a record of a quarter with as much skipped in front of it.
-    pub fn is_low(&self) -> bool {
-        2 * (self.announced - self.received) < self.depth
-    }
-
     /// Of `depth`, what the sender does not know to have: taken and not granted, or granted and not yet told.
     pub fn owed(&self) -> u64 {
         self.depth - (self.announced - self.received)

@@ -79,6 +79,7 @@ impl Session {
             transfer.parts.push(Part { lane: range.lane, next: range.start, stop, end: range.end });
         }
         transfer.parts_left = transfer.parts.iter().filter(|part| part.next < part.stop).count() as u8;
+        transfer.alone = whole && holds_back && work.lanes().len() == 1 && tell.is_empty_message();
         transfer.work = Some(work);
         if whole {
             let lane = transfer.parts[0].lane;
@@ -155,6 +156,9 @@ impl Session {
         mem: &dyn SessionMemory,
     ) -> Option<PostStep> {
         if self.transfers[xfer].state == State::Fresh {
+            if let Some(step) = self.try_alone(lane, xfer) {
+                return Some(step);
+            }
             match self.try_whole(xfer, mem) {
                 Whole::Step(step) => return Some(step),
                 Whole::Wait => return None,
@@ -280,6 +284,41 @@ impl Session {
         Whole::Step(self.start_tails(xfer, parts, true, mem))
     }
 
+    /// The commonest whole transfer, and what has to be asked of it only: an immediate alone tells it, on its only lane. `None`:
+    /// something is in the way.
+    #[inline]
+    fn try_alone(&mut self, lane: usize, xfer: u32) -> Option<PostStep> {
+        let transfer = &self.transfers[xfer];
+        if !transfer.alone || !self.tails.is_empty() {
+            return None;
+        }
+        let (bytes, Part { next: start, end, .. }) = (transfer.work().total_bytes(), transfer.parts[0]);
+        if !self.bytes_allow(bytes) || !self.lanes[lane].has_room_for_data(end - start) {
+            return None;
+        }
+        let port = &mut self.lanes[lane];
+        port.recv_out.try_reserve(1)?.commit();
+        port.turns.pop_front();
+        let ring = port.ring_id;
+        let transfer = &mut self.transfers[xfer];
+        transfer.parts[0] = Part { next: end, stop: end, ..transfer.parts[0] };
+        transfer.in_flight += 1;
+        transfer.parts_left = 0;
+        transfer.state = State::Posted;
+        self.next_lane = lane + 1;
+        self.counters.whole_posts += 1;
+        let seq = self.draw_number(xfer);
+        Some(PostStep {
+            ring,
+            work: Some((xfer, start, end)),
+            imm: Some(Imm::of(ImmKind::Empty, 1, seq).encode()),
+            extra: None,
+            bytes,
+            signaled: true,
+            what: Cargo::Transfer { xfer, first_template: start, templates: end - start },
+        })
+    }
+
     /// What keeps the tails from being posted, after a look at the credit page.
     fn tail_blocked_now(&mut self, xfer: u32, parts: u32, mem: &dyn SessionMemory) -> Option<Blocked> {
         loop {
@@ -329,13 +368,19 @@ impl Session {
 
     /// Draws the number and hands out the first tail; the others follow before anything else.
     fn start_tails(&mut self, xfer: u32, parts: u32, whole: bool, mem: &dyn SessionMemory) -> PostStep {
+        let seq = self.draw_number(xfer);
+        self.counters.tails_waited += u64::from(!whole);
+        self.continue_tails(TailRun { xfer, seq, part: 0, parts, whole }, mem)
+    }
+
+    /// The number of a transfer whose tails are handed out.
+    fn draw_number(&mut self, xfer: u32) -> XferSeq {
         assert!(self.incomplete < MAX_INCOMPLETE, "the table of transfers is not larger");
         let seq = XferSeq(self.next_xfer_seq);
         self.next_xfer_seq += 1;
         self.incomplete += 1;
         self.transfers[xfer].numbered = true;
-        self.counters.tails_waited += u64::from(!whole);
-        self.continue_tails(TailRun { xfer, seq, part: 0, parts, whole }, mem)
+        seq
     }
 
     #[inline]

@@ -120,7 +120,7 @@ fn a_mirrored_record_waits_for_the_completion_of_what_it_overwrites_even_when_th
 
 #[test]
 fn credit_words_are_staged_and_no_slot_is_overwritten_in_flight() {
-    let config = Config { lanes: 4, rq: 4, inline: 0, ..Config::default() };
+    let config = Config { lanes: 4, rq: 3, inline: 0, ..Config::default() };
     let mut world = World::new(config, 4);
     // Credit of node 1 goes out, and none of it arrives for a while.
     world.frozen.push((1, 0));

@@ -164,7 +164,7 @@ fn run(seed: u64) {
         }
         if rng.below(5) == 0 {
             let n = rng.below(2) as usize;
-            world.nodes[n].session.flush_credit();
+            world.nodes[n].session.announce_all();
             world.pump(n);
         }
     }

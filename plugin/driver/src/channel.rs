@@ -170,11 +170,8 @@ impl Channel {
         }
     }
 
-    /// Announces what the peer may need before the engine sleeps; the two-sided path tells what it may wait for whenever nothing more arrives.
+    /// Before the engine sleeps the two-sided path tells what the peer may wait for. The one-sided path has told it.
     pub fn flush_credit(&mut self) {
-        if let Some(one) = &mut self.one_sided {
-            one.session.flush_credit();
-        }
         if let Some(two) = &mut self.two_sided {
             two.exec.channel.flush();
         }

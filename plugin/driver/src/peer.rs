@@ -21,10 +21,13 @@ use baton_core::two_sided::report::TwoEnd;
 use baton_core::wire::{ConnInfo, LifelineFrame};
 use baton_core::{Instance, Nanos};
 use baton_fabric::{Completion, EndpointId, Fabric, RecvSlot};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Turns of the service thread in which a peer's duties may be put off because its lock is held.
+const MOST_LEFT_ALONE: u32 = 16;
 
 /// A peer, keyed by its instance and never by its name.
 pub struct Peer {
@@ -35,8 +38,10 @@ pub struct Peer {
     pub(crate) state: Mutex<PeerState>,
     /// Signalled when `PeerState::conn` changes; for `connect` with a timeout.
     pub(crate) changed: Condvar,
-    /// The receiver side has something to announce before the engine sleeps.
+    /// The two-sided path has something to tell before the engine sleeps.
     pub(crate) credit_dirty: AtomicBool,
+    /// How often in a row one of the engine's threads left it to whoever held its lock.
+    left_alone: AtomicU32,
     /// The two-sided path has something to acknowledge once nothing more arrives.
     pub(crate) answers_due: AtomicBool,
     /// The session waits for the peer's credit page.
@@ -159,6 +164,7 @@ impl Peer {
             }),
             changed: Condvar::new(),
             credit_dirty: AtomicBool::new(false),
+            left_alone: AtomicU32::new(0),
             answers_due: AtomicBool::new(false),
             waits_for_credit: AtomicBool::new(false),
             last_completion_ns: AtomicU64::new(0),
@@ -176,6 +182,17 @@ impl Peer {
     /// Whether the host has yet to take something of it; a hint without a lock.
     pub(crate) fn has_notes_waiting(&self) -> bool {
         self.notes_waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Its lock, for duties of the engine's own threads that may wait: a host that holds it is not made to wake a waiter, nor to hand
+    /// the lock over in the middle of its posts. `None`: try again later, which is refused [`MOST_LEFT_ALONE`] times in a row at most.
+    pub(crate) fn lock_unless_held(&self) -> Option<MutexGuard<'_, PeerState>> {
+        let state = self.state.try_lock();
+        if state.is_some() || self.left_alone.fetch_add(1, Ordering::Relaxed) >= MOST_LEFT_ALONE {
+            self.left_alone.store(0, Ordering::Relaxed);
+            return Some(state.unwrap_or_else(|| self.state.lock()));
+        }
+        None
     }
 
     pub(crate) fn rename(&self, state: &mut PeerState, name: &str) {
@@ -609,4 +626,27 @@ pub(crate) fn post_recvs(
         done += n;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_somebody_works_on_is_left_alone_for_some_turns_and_then_waited_for() {
+        let link = handshake::Link::new(Instance([1; 16]), Instance([2; 16]), Default::default());
+        let peer = Arc::new(Peer::new(link, "peer"));
+        drop(peer.lock_unless_held().expect("nobody holds it"));
+        let held = peer.state.lock();
+        for turn in 0..MOST_LEFT_ALONE {
+            assert!(peer.lock_unless_held().is_none(), "{turn}");
+        }
+        let waits = Arc::clone(&peer);
+        let waiter = std::thread::spawn(move || waits.lock_unless_held().is_some());
+        drop(held);
+        assert!(waiter.join().expect("no panic"), "the turn after those has the lock");
+        let held = peer.state.lock();
+        assert!(peer.lock_unless_held().is_none(), "and they are counted anew");
+        drop(held);
+    }
 }

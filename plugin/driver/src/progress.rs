@@ -1,9 +1,9 @@
 //! Moving work on: completions to sessions, sessions to fabrics.
 
 use crate::hand_over::HandOver;
-use crate::peer::Peer;
+use crate::peer::{Peer, PeerState};
 use crate::shared::Shared;
-use baton_fabric::{Completion, CompletionKind, EndpointId};
+use baton_fabric::{Completion, EndpointId};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -182,9 +182,7 @@ impl Shared {
             self.pump_for(now, peer, &mut state, host);
             drop(state);
             // The lock of the peer's state orders this look behind the last flush that may not have seen what was received.
-            let marked = peer.credit_dirty.load(Ordering::Acquire);
-            let received = || now_run.iter().any(|completion| completion.kind != CompletionKind::Send);
-            if !marked && (answers || received()) {
+            if answers && !peer.credit_dirty.load(Ordering::Acquire) {
                 self.mark_credit_dirty(peer);
             }
             if answers && !peer.answers_due.swap(true, Ordering::AcqRel) {
@@ -243,18 +241,39 @@ impl Shared {
         }
     }
 
-    /// Announces the credit that peers may need: the rule before the engine sleeps (PROTOCOL §5).
+    /// Announces what two-sided peers may wait for: the rule before the engine sleeps (PROTOCOL §6).
     pub(crate) fn flush_credit(self: &Arc<Self>) {
         loop {
             let next = self.credit_dirty.lock().pop();
             let Some(peer) = next else { return };
             peer.credit_dirty.store(false, Ordering::Release);
             let mut state = peer.state.lock();
-            if let Some(channel) = state.conn.channel() {
-                channel.flush_credit();
-            }
-            self.pump(&peer, &mut state);
+            self.flush_credit_to(&peer, &mut state);
         }
+    }
+
+    /// As above while the host moves work on itself, which announces what is worthwhile: a peer whose lock is held has its turn later.
+    pub(crate) fn flush_credit_beside_host(self: &Arc<Self>) {
+        let mut nth = 0;
+        loop {
+            // Only this thread takes any off the list.
+            let next = self.credit_dirty.lock().get(nth).cloned();
+            let Some(peer) = next else { return };
+            let Some(mut state) = peer.lock_unless_held() else {
+                nth += 1;
+                continue;
+            };
+            self.credit_dirty.lock().swap_remove(nth);
+            peer.credit_dirty.store(false, Ordering::Release);
+            self.flush_credit_to(&peer, &mut state);
+        }
+    }
+
+    fn flush_credit_to(self: &Arc<Self>, peer: &Arc<Peer>, state: &mut PeerState) {
+        if let Some(channel) = state.conn.channel() {
+            channel.flush_credit();
+        }
+        self.pump(peer, state);
     }
 
     /// The host itself polls, so no engine thread needs to be woken for now.

@@ -58,7 +58,7 @@ impl Shared {
             if std::mem::take(armed) {
                 self.fabrics.iter().for_each(|fabric| fabric.disarm());
             }
-            self.flush_credit();
+            self.flush_credit_beside_host();
             return host.leave_for_ns(now);
         }
         let mut more = false;

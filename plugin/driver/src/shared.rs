@@ -256,9 +256,9 @@ impl Shared {
         }
     }
 
-    /// Timers of one peer: session watchdog, notification deadlines, connect retries.
+    /// Timers of one peer: session watchdog, notification deadlines, connect retries. A peer whose lock is held has its turn later.
     pub fn run_peer_timers(self: &Arc<Self>, peer: &Arc<Peer>, now: Nanos) {
-        let mut state = peer.state.lock();
+        let Some(mut state) = peer.lock_unless_held() else { return };
         if let Conn::Ending(channel) = &mut state.conn
             && !channel.has_janitor
         {

@@ -65,6 +65,8 @@ pub(crate) struct Transfer {
     pub(super) fragment_key: u64,
     pub(super) notified: bool,
     pub(super) numbered: bool,
+    /// An immediate alone tells it, on the only lane it has.
+    pub(super) alone: bool,
     pub(crate) state: State,
     pub(super) parts: Vec<Part>,
     /// Parts with data left to post.
@@ -144,6 +146,7 @@ impl Transfers {
                     fragment_key: 0,
                     notified: false,
                     numbered: false,
+                    alone: false,
                     state: State::Free,
                     parts: Vec::with_capacity(8),
                     parts_left: 0,

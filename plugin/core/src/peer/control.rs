@@ -8,7 +8,7 @@ use super::port::Cargo;
 use super::{
     Event, ExtraStep, Port, PostStep, RingId, Session, SessionMemory, Step, SubmitError, XferFailure,
 };
-use crate::credit::{CreditWord, RecvCredit, WORD_BYTES};
+use crate::credit::{CreditWord, WORD_BYTES};
 use crate::ids::{LaneId, Nanos, NotifySeq, XferSeq};
 use crate::notify::{
     BodyFlags, Fragment, NotifyMode, RECORD_HEADER_BYTES, Record, RecordScope, Standalone, Tell,
@@ -141,25 +141,18 @@ impl Outbox {
 }
 
 /// What credit is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Urgency {
-    /// What is enough to be worth a WRITE.
+    /// What is enough to be worth a WRITE, and what a peer that waits cannot be without: half of the RECVs, a quarter of a ring.
     Worthwhile,
-    /// Also what a peer with half of its credit left may wait for: nothing will be worthwhile while nobody sends.
-    Needed,
     /// Everything, however little.
     All,
 }
 
 impl Urgency {
     /// Whether `count` that the peer does not have are to be given, where `threshold` are worth it.
-    fn gives(self, count: u64, threshold: u64, credit: &RecvCredit) -> bool {
-        count > 0
-            && match self {
-                Urgency::Worthwhile => count >= threshold,
-                Urgency::Needed => count >= threshold || credit.is_low(),
-                Urgency::All => true,
-            }
+    fn gives(self, count: u64, threshold: u64) -> bool {
+        count > 0 && (self == Urgency::All || count >= threshold)
     }
 }
 
@@ -354,18 +347,10 @@ impl Session {
         self.outbox.earliest = earliest;
     }
 
-    /// Announces what the peer may need, before the receiver idles: [`Session::next_action`] then yields RECVs and credit words.
-    pub fn flush_credit(&mut self) {
-        self.announce(Urgency::Needed);
-    }
-
-    /// Announces everything, also what would not stop the peer from sending.
+    /// Announces everything, also what would not stop the peer from sending: [`Session::next_action`] then yields RECVs and credit
+    /// words.
     pub fn announce_all(&mut self) {
-        self.announce(Urgency::All);
-    }
-
-    fn announce(&mut self, urgency: Urgency) {
-        self.credit_out.urgency = self.credit_out.urgency.max(urgency);
+        self.credit_out.urgency = Urgency::All;
         self.credit_out.check = true;
     }
 
@@ -421,7 +406,7 @@ impl Session {
         let urgency = self.credit_out.urgency;
         for port in self.lanes.iter_mut().chain([&mut self.control]) {
             let n = port.recv_in.to_grant();
-            if urgency.gives(n, port.recv_threshold(), &port.recv_in) {
+            if urgency.gives(n, port.recv_threshold()) {
                 let first = port.recv_in.granted();
                 port.recv_in.grant(n);
                 self.counters.receives_reposted += n;
@@ -451,7 +436,7 @@ impl Session {
             && matches!(port.ring_id, RingId::Control)
             && self.setup.notify == NotifyMode::Immediate;
         let may = always || !withheld;
-        (may, may && self.credit_out.urgency.gives(unannounced, threshold, credit))
+        (may, may && self.credit_out.urgency.gives(unannounced, threshold))
     }
 
     fn first_due(&self) -> Option<usize> {

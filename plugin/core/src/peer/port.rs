@@ -149,14 +149,16 @@ impl Port {
         self.recv_in.received() % u64::from(self.rq_depth)
     }
 
-    /// RECVs to post before it is worth telling.
+    /// RECVs to post before it is worth telling. A peer that has none left and waits is owed all of them, so one half or the other
+    /// of what it is owed (to be posted, to be told of) is worth it: it never waits for a sleeper.
     pub(crate) fn recv_threshold(&self) -> u64 {
-        u64::from((self.rq_depth / 4).max(1))
+        u64::from((self.rq_depth / 2).max(1))
     }
 
-    /// Ring bytes to free before it is worth telling.
+    /// Ring bytes to free before it is worth telling. A peer needs half a ring at most, a record of a quarter and as much skipped
+    /// in front of it: it never waits for these.
     pub(crate) fn bytes_threshold(&self) -> u64 {
-        u64::from(self.ring_in.size_bytes() / 8)
+        u64::from(self.ring_in.size_bytes() / 4)
     }
 
     /// Whether the peer is owed so much of this endpoint's credit that telling it is worth a WRITE.

@@ -559,16 +559,7 @@ impl World {
                 }
             }
             if !moved && self.choices().is_empty() {
-                if !self.nodes.iter().any(|node| node.session.waits_for_credit()) {
-                    return;
-                }
-                for n in [0, 1] {
-                    self.nodes[n].session.flush_credit();
-                    self.pump(n);
-                }
-                if self.choices().is_empty() {
-                    return;
-                }
+                return;
             }
         }
         panic!("the world does not come to rest: {:#?}", self.nodes[0].session.stats());

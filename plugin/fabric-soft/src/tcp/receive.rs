@@ -22,6 +22,8 @@ use crate::store;
 
 /// Headers and tables are read into this much.
 const BUFFER: usize = 16 * 1024;
+/// Pieces of a frame for which there is room from the start.
+const FEW_PIECES: usize = 16;
 /// Bytes behind a payload, or without one, that are read at once: headers and tables, and a little payload that is then copied.
 const READ_AHEAD: usize = 4 * 1024;
 /// Bytes thrown away in one call.
@@ -115,10 +117,20 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
+    /// Once for all: the peer's first WRITE may come in the middle of posts that allocate nothing, and credit words are the first of many.
+    fn make_room(&mut self) {
+        self.buffer.resize(BUFFER, 0);
+        self.pieces.reserve(FEW_PIECES);
+        self.targets.reserve(FEW_PIECES);
+        self.landings.reserve(FEW_PIECES);
+    }
+
     /// Receives up to about `budget` bytes. Returns how many.
     pub fn pump(&mut self, shared: &Shared, endpoint: &Endpoint, budget: usize) -> usize {
         let (mut moved, mut drained) = (0, false);
-        self.buffer.resize(BUFFER, 0);
+        if self.buffer.is_empty() {
+            self.make_room();
+        }
         loop {
             match endpoint.state() {
                 State::Open => {}
