@@ -185,7 +185,7 @@ impl EpochMemory {
         let staging_keys = match fabric.register(&describe(&staging, false)) {
             Ok(keys) => keys,
             Err(e) => {
-                take_back(&**fabric, inbound_keys);
+                take_back(&**fabric, inbound_keys, inbound);
                 return Err(e);
             }
         };
@@ -196,8 +196,8 @@ impl EpochMemory {
                 Ok(EpochMemory { inbound, staging, inbound_keys, staging_keys, rings, slots, fabric })
             }
             Err(e) => {
-                take_back(&**fabric, inbound_keys);
-                take_back(&**fabric, staging_keys);
+                take_back(&**fabric, inbound_keys, inbound);
+                take_back(&**fabric, staging_keys, staging);
                 Err(e)
             }
         }
@@ -218,7 +218,7 @@ impl EpochMemory {
     pub fn make_slots(&self, endpoints: &[(u8, u32)]) -> Result<(), FabricError> {
         let slots = Slots::new(&*self.fabric, endpoints)?;
         self.slots.set(slots).map_err(|again| {
-            take_back(&*self.fabric, again.keys());
+            again.take_back(&*self.fabric);
             FabricError::Invalid("the RECV slots of an epoch are made once".into())
         })
     }
@@ -281,10 +281,11 @@ fn ring_keys(
     Ok(keys.into())
 }
 
-/// Nobody has seen these keys yet, so nothing can be using them.
-pub(crate) fn take_back(fabric: &dyn Fabric, keys: Keys) {
+/// Nobody has been told these keys yet. Pages whose registration stays in spite of it stay as well: a fabric may store into them.
+pub(crate) fn take_back(fabric: &dyn Fabric, keys: Keys, pages: Pages) {
     if let Err(e) = fabric.deregister(keys, Instant::now() + TAKE_BACK_WAIT) {
         tracing::error!("taking back the rings of a session on fabric {}: {e}", fabric.name());
+        std::mem::forget(pages);
     }
 }
 

@@ -49,7 +49,7 @@ impl Slots {
         for (rail, depth) in endpoints {
             let len_bytes = *depth as usize * STRIDE;
             let Some(local_key) = region.local_key(*rail, base as u64, len_bytes as u64) else {
-                take_back(fabric, keys);
+                take_back(fabric, keys, pages);
                 return Err(FabricError::Limit(format!(
                     "fabric {}: the RECV slots of endpoint {} need {len_bytes} bytes at offset {base} in one segment of rail {rail}; \
                      segments have {} bytes",
@@ -77,6 +77,11 @@ impl Slots {
         let area = &self.areas[endpoint];
         assert!(slot < area.depth && offset as usize + out.len() <= STRIDE, "slot {slot} of {}", area.depth);
         self.pages.read(area.base + slot as usize * STRIDE + offset as usize, out);
+    }
+
+    /// Undoes all of it, before anybody was told.
+    pub fn take_back(self, fabric: &dyn Fabric) {
+        take_back(fabric, self.keys, self.pages);
     }
 
     /// Of the registration, for its withdrawal.
