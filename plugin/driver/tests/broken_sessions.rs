@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const LEN: usize = 64 * 1024;
-const BREAKS: usize = 12;
+const BREAKS: u64 = 12;
 
 /// Told when it goes, also by a check that fails.
 struct Stop<'a>(&'a AtomicBool);
@@ -46,6 +46,11 @@ fn take_numbers(b: &Driver, next: &mut u64) {
     }
 }
 
+fn epochs_ended(engine: &Driver) -> u64 {
+    let stats: serde_json::Value = serde_json::from_str(&engine.stats()).expect("JSON");
+    stats["counters"]["epochs_ended"].as_u64().expect("a counter")
+}
+
 fn numbers_arrive_once_and_in_order_whatever_breaks(fabric: &str, b_knows_a: bool) {
     let (a, b) = (engine("a", &[fabric]), engine("b", &[fabric]));
     a.load_remote(Some("b"), b.conn_info()).expect("load b");
@@ -63,7 +68,8 @@ fn numbers_arrive_once_and_in_order_whatever_breaks(fabric: &str, b_knows_a: boo
     let sent = std::thread::scope(|scope| {
         let sending = scope.spawn(|| send_numbers(&a, &stop));
         let stopping = Stop(&stop);
-        for _ in 0..BREAKS {
+        // A READ that fails because no session came in time broke none.
+        while epochs_ended(&a) < BREAKS {
             let so_far = next;
             a.post(&read, None).expect("post");
             let give_up = Instant::now() + WATCHDOG;
@@ -82,8 +88,6 @@ fn numbers_arrive_once_and_in_order_whatever_breaks(fabric: &str, b_knows_a: boo
         take_numbers(&b, &mut next);
         assert!(Instant::now() < give_up, "{fabric}: {next} of {sent}; {} {}", a.stats(), b.stats());
     }
-    let stats: serde_json::Value = serde_json::from_str(&a.stats()).expect("JSON");
-    assert!(stats["counters"]["epochs_ended"].as_u64() >= Some(BREAKS as u64), "{stats}");
     here.assert_guards();
 }
 
