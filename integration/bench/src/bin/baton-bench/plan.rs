@@ -76,9 +76,11 @@ pub struct Plan {
 }
 
 const DEFAULT_ROUNDS: u64 = 7;
-/// Small differences are looked for.
-const SEED_ROUNDS: u64 = 21;
 const MAX_DEFAULT_ITERS: u64 = 20_000;
+/// Small differences are looked for: many rounds, and long ones, since at the start of each the engines' threads have yet to find
+/// that the hosts poll.
+const SEED_ROUNDS: u64 = 15;
+const MAX_SEED_ITERS: u64 = 3_000 * SEED_ROUNDS;
 /// A thread's requests by default: as many as together are this large, so that blocks are as cold as that makes them.
 const COLD_BYTES: u64 = 64 << 20;
 const MAX_DEFAULT_REQUESTS: u64 = 16;
@@ -154,7 +156,8 @@ impl Plan {
         let threads = options.threads;
         let per_iteration = case.size * case.batch;
         let budget = (options.mib << 20).div_ceil(per_iteration);
-        let wanted = options.iters.unwrap_or_else(|| budget.clamp(1, MAX_DEFAULT_ITERS));
+        let most = if options.seed_table { MAX_SEED_ITERS } else { MAX_DEFAULT_ITERS };
+        let wanted = options.iters.unwrap_or_else(|| budget.clamp(1, most));
         let rounds = match (options.rounds, options.iters) {
             (Some(rounds), Some(iters)) if iters < rounds * threads => {
                 return Err(format!(

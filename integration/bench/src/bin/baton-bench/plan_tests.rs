@@ -165,6 +165,10 @@ fn the_seed_table_compares_off_send_and_imm_from_1_kib_to_1_mib() {
     assert_eq!(plan.cases[10].size, 1 << 20);
     assert_eq!((parse("--seed-table").unwrap().message_bytes, parse("").unwrap().message_bytes), (0, 16));
     assert_eq!(self::plan("--seed-table --batch 8 --op read").unwrap().cases[0].batch, 8);
+    let options = parse("--seed-table").unwrap();
+    let loops = |case: usize| plan.loops(&options, plan.cases[case]).unwrap();
+    assert_eq!((loops(2).rounds, loops(2).iters), (15, 3000), "4 KiB");
+    assert_eq!((loops(10).rounds, loops(10).iters), (15, 18), "1 MiB: as much as --mib says");
     let some = self::plan("--seed-table --sizes 4096,8192").unwrap().cases;
     assert_eq!(some.iter().map(|case| case.size).collect::<Vec<_>>(), [4096, 8192]);
 }
