@@ -1,7 +1,7 @@
 //! When a silent peer is asked, and when it counts as gone.
 //!
-//! Any byte on the lifeline and any completion or message from the peer is a sign of life. Only after an interval
-//! without one is a PING due; after [`SILENT_INTERVALS`] of them the peer is gone.
+//! Any byte on the lifeline and anything received from the peer is a sign of life; that own work completes is none, because a NIC or the
+//! kernel does it also while the peer's process is stopped. Only after an interval without one is a PING due; after [`SILENT_INTERVALS`] of them the peer is gone.
 
 use crate::ids::Nanos;
 

@@ -158,7 +158,7 @@ impl Lifeline {
     pub fn on_timer(&self, now: Nanos) -> Result<(), String> {
         let due = {
             let watch = &mut self.input.lock().watch;
-            watch.on_traffic(Nanos(self.peer.last_completion_ns.load(Ordering::Relaxed)));
+            watch.on_traffic(Nanos(self.peer.last_received_ns.load(Ordering::Relaxed)));
             watch.on_timeout(now)
         };
         match due {

@@ -46,8 +46,8 @@ pub struct Peer {
     pub(crate) answers_due: AtomicBool,
     /// The session waits for the peer's credit page.
     pub(crate) waits_for_credit: AtomicBool,
-    /// Last time a completion of this peer was seen, for the lifeline's silence rule.
-    pub(crate) last_completion_ns: AtomicU64,
+    /// Last time something was received from it, for the lifeline's silence rule.
+    pub(crate) last_received_ns: AtomicU64,
     /// There is a session, perhaps a dying one.
     pub(crate) connected: AtomicBool,
     /// Generation of the channel opened last, 0 for none: tells which of two instances connected later.
@@ -167,7 +167,7 @@ impl Peer {
             left_alone: AtomicU32::new(0),
             answers_due: AtomicBool::new(false),
             waits_for_credit: AtomicBool::new(false),
-            last_completion_ns: AtomicU64::new(0),
+            last_received_ns: AtomicU64::new(0),
             connected: AtomicBool::new(false),
             opened_at: AtomicU64::new(0),
             notes_waiting: AtomicU64::new(0),

@@ -3,7 +3,7 @@
 use crate::hand_over::HandOver;
 use crate::peer::{Peer, PeerState};
 use crate::shared::Shared;
-use baton_fabric::{Completion, EndpointId};
+use baton_fabric::{Completion, CompletionKind, EndpointId};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -174,7 +174,10 @@ impl Shared {
                 self.counters.orphan_completions.fetch_add(run as u64, Ordering::Relaxed);
                 continue;
             };
-            peer.last_completion_ns.store(lately.0, Ordering::Relaxed);
+            // What a peer sent shows that it lives. Own work does not: a NIC, or the kernel, does it without the peer's process.
+            if now_run.iter().any(|completion| completion.kind != CompletionKind::Send) {
+                peer.last_received_ns.store(lately.0, Ordering::Relaxed);
+            }
             let mut state = peer.state.lock();
             let answers = state.conn.channel().is_some_and(|channel| channel.two_sided.is_some());
             let now = if answers { *exactly.get_or_insert_with(|| self.clock.now()) } else { lately };

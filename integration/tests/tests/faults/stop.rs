@@ -2,9 +2,10 @@
 //! rule finds it.
 
 use baton_host::{ErrorCode, Op};
-use baton_tests::Block;
+use baton_tests::{Block, WATCHDOG};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use std::time::Instant;
 
 use crate::{LARGE, PIECE, agent, assert_works, node, on_each_fabric};
 
@@ -61,6 +62,27 @@ on_each_fabric! {
         b.assert_holds(&there, 4, Some(PIECE), "after the repost");
         a.run(&read, None);
         mine.assert_holds(4, "after the repost, reversed twice");
+        assert_works(&a, "a", &mut b);
+    }
+
+    fn a_stopped_target_is_found_out_while_it_is_read_from(fabric) {
+        let (a, mut b) = (node("a", fabric), agent("b", fabric));
+        b.befriend(&a, "a");
+        let (mine, there) = (Block::new(&a.engine, PIECE, 1).expect("register"), b.block(PIECE, 2));
+        let read = a.scattered(Op::Read, &mine, &b.import_into(&a, &there), PIECE).expect("create");
+        a.run(&read, None);
+        b.stop();
+        let give_up = Instant::now() + WATCHDOG;
+        // Where the kernel reads for us, all of them succeed until the peer is given up.
+        let error = loop {
+            if let Err(error) = read.post(None).and_then(|_| a.finish(&read)) {
+                break error;
+            }
+            assert!(Instant::now() < give_up, "{}", a.stats());
+        };
+        assert_eq!(error.code, ErrorCode::RemoteDisconnect, "{error}");
+        assert_eq!(a.next_failure().peer, "b");
+        b.resume();
         assert_works(&a, "a", &mut b);
     }
 

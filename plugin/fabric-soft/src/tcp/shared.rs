@@ -315,8 +315,14 @@ impl Shared {
     /// The endpoint received something.
     pub fn note_warm(&self, endpoint: &Arc<Endpoint>) {
         let mut warm = self.warm.lock();
-        if !warm.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, endpoint)) {
-            *warm = Some((Arc::clone(endpoint), Instant::now()));
+        if warm.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, endpoint)) {
+            return;
+        }
+        *warm = Some((Arc::clone(endpoint), Instant::now()));
+        drop(warm);
+        // It may have been destroyed since its turn began, and then nobody else takes it out.
+        if self.endpoint(endpoint.id).is_none() {
+            self.warm.lock().take_if(|(warm, _)| warm.id == endpoint.id);
         }
     }
 
