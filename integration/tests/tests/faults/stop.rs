@@ -1,8 +1,8 @@
 //! A process that is stopped, or that is dead but whose child keeps its sockets open, says nothing at all: the PING
 //! rule finds it.
 
-use baton_host::{ErrorCode, Op};
-use baton_tests::{Block, WATCHDOG};
+use baton_host::{ErrorCode, Op, Status};
+use baton_tests::{Block, WATCHDOG, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::Instant;
@@ -83,6 +83,8 @@ on_each_fabric! {
         assert_eq!(error.code, ErrorCode::RemoteDisconnect, "{error}");
         assert_eq!(a.next_failure().peer, "b");
         b.resume();
+        // A try to connect that began while it was stopped may have yet to end.
+        wait_for("a session with it", || matches!(a.engine.connect("b", WATCHDOG), Ok(Status::Done)).then_some(()));
         assert_works(&a, "a", &mut b);
     }
 
