@@ -372,20 +372,18 @@ impl Swarm {
         self.pump(way)
     }
 
-    /// What a driver does now and then: credit out, credit in, deadlines.
+    /// What a driver does now and then: credit in, deadlines. All credit that a peer may wait for is out without it.
     fn look_around(&mut self) -> Check {
         let way = self.random_way();
-        let flush = self.rng.chance(1, 2);
-        self.look(way, flush)
+        let early = self.rng.chance(1, 2);
+        self.look(way, early)
     }
 
-    fn look(&mut self, way: Way, flush: bool) -> Check {
+    /// `early`: at the credit page as well, though nothing waits for it.
+    fn look(&mut self, way: Way, early: bool) -> Check {
         let now = self.now();
         let Some(open) = self.working(way) else { return Ok(()) };
-        if flush {
-            open.session.announce_all();
-        }
-        if open.session.waits_for_credit() || flush {
+        if open.session.waits_for_credit() || early {
             open.session.poll_credit(now, &open.memory);
         }
         self.pump(way)

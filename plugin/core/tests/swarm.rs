@@ -162,11 +162,6 @@ fn run(seed: u64) {
         if pops_late && rng.below(5) == 0 {
             pop_some(&mut world, &mut popped);
         }
-        if rng.below(5) == 0 {
-            let n = rng.below(2) as usize;
-            world.nodes[n].session.announce_all();
-            world.pump(n);
-        }
     }
     world.settle();
     while pops_late && popped != [0, 1].map(|n| world.nodes[n].delivered.len()) {
